@@ -161,4 +161,4 @@ def test_what_could_not_be_made_is_not_tried_again():
     granted = {"a": Orders(orders=(order,))}
 
     assert list(reconcile(granted, [], nodes={"a"})) == [Start("a", order)]
-    assert not list(reconcile(granted, [], nodes={"a"}, refused={("a", "d.x", 1)}))
+    assert not list(reconcile(granted, [], nodes={"a"}, podless={("a", "d.x", 1)}))

@@ -18,6 +18,8 @@ GPUS_PER_NODE_MAX = 64
 LAUNCHES_MAX = 10_000
 REASON_LENGTH_MAX = 4_000
 CODE_MAX = 255
+LEASE_S = 15.0
+"""So long after its last report an executor counts as there, and what it was told as its own."""
 _TYPE = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -36,11 +38,15 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """How a launcher has ended: its exit code, and why, for people."""
+    """How a launcher has ended: its exit code, and why, for people; that it runs is no end."""
 
     outcome: Outcome
     code: int = 0
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.outcome is Outcome.RUNNING:
+            raise InvalidRequestError("outcome: running is no end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from holdfast.core.executions import ExecutorReport, ExecutorRequest, Orders
+from holdfast.core.executions import LEASE_S, ExecutorReport, ExecutorRequest, Orders
 from holdfast.core.retry import Waits
-from holdfast.errors import CheckpointError
+from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast_services.operator.scheduler import Scheduler
 
 RETRY_WAITS = Waits(first_s=0.1, wait_s_max=2.0)
@@ -46,13 +47,18 @@ class Conversation:
         self._news = asyncio.Event()
         self._said = ""
         self._task: asyncio.Task[None] | None = None
-        self.orders: Orders | None = None
-        """The newest; None: it has not been told any yet."""
+        self._orders: Orders | None = None
+        self._until_s = 0.0
 
     @property
     def report(self) -> ExecutorReport:
         """What is said."""
         return self._report
+
+    @property
+    def orders(self) -> Orders | None:
+        """The newest; None: it has been told none, or somebody else may have been since."""
+        return self._orders if time.monotonic() < self._until_s else None
 
     def start(self) -> None:
         """Begin to ask."""
@@ -78,6 +84,8 @@ class Conversation:
                 failures, self._said = 0, ""
             except CheckpointError as error:
                 failures += 1
+                if isinstance(error, AlreadyExistsError):
+                    self._orders = None  # they are another operator's now
                 if str(error) != self._said:
                     self._said = str(error)
                     log.warning("node %s: %s", self._node, error)
@@ -89,6 +97,7 @@ class Conversation:
         """Ask once; news of ours break it off, and nothing is lost by that."""
         self._news.clear()
         known = self.orders or Orders()
+        asked_at_s = time.monotonic()
         request = ExecutorRequest(report=self._report, version=known.version, wait_s=known.poll_s)
         asking = asyncio.ensure_future(self._scheduler.orders(self._node, request))
         news = asyncio.ensure_future(self._news.wait())
@@ -101,6 +110,7 @@ class Conversation:
             for task in (asking, news):
                 task.cancel()
             await asyncio.wait({asking, news})
-        if orders != self.orders:
-            self.orders = orders
+        news_of_orders = orders != self.orders
+        self._orders, self._until_s = orders, asked_at_s + LEASE_S
+        if news_of_orders:
             self._on_orders()

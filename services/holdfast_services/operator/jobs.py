@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import logging
 from typing import Any
 
-from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from holdfast_services.operator.domain.attending import (
     Attention,
     Cancel,
@@ -21,16 +28,17 @@ from holdfast_services.operator.domain.attending import (
     status_of,
 )
 from holdfast_services.operator.domain.job_specs import spec_of
+from holdfast_services.operator.domain.launchers import launcher_of
 from holdfast_services.operator.domain.names import (
     FINALIZER,
     GROUP,
-    JOB,
     KIND,
     MANAGER,
     PLURAL,
     VERSION,
     Document,
     job_of,
+    object_of,
 )
 from holdfast_services.operator.kubernetes import JOBS, PODS, Kubernetes, path_of
 from holdfast_services.operator.nodes import SELECTOR
@@ -53,9 +61,11 @@ class Jobs:
     def __init__(self, kubernetes: Kubernetes, scheduler: Scheduler) -> None:
         self._kubernetes = kubernetes
         self._scheduler = scheduler
+        self._unnoted: dict[str, str] = {}
+        """Ids of submissions by uids of objects in which they could not be noted yet."""
 
     async def turn(self) -> None:
-        """Do what is to be done now.
+        """Do what is to be done now, for each object whatever becomes of the others.
 
         Raises:
             CheckpointError: Kubernetes or the scheduler does not answer.
@@ -65,29 +75,42 @@ class Jobs:
             return
         documents = await self._scheduler.jobs()
         used = await self._used() if any(map(_is_deleted, objects)) else set()
+        known = {_uid(one) for one in objects}
+        self._unnoted = {uid: i for uid, i in self._unnoted.items() if uid in known}
+        silent: list[UnavailableError] = []
         for one in objects:
             try:
                 await self._about(one, documents, used)
-            except UnavailableError:
-                raise
+            except UnavailableError as error:
+                silent.append(error)
             except NotFoundError:
                 continue  # it has gone meanwhile
             except CheckpointError as error:
                 log.warning("%s/%s: %s", *_key(one), error)
+        if silent:
+            raise silent[0]
 
     async def _used(self) -> set[tuple[str, str]]:
         """Return the objects of which there are pods."""
-        pods = await self._kubernetes.list(PODS, SELECTOR)
-        metadata = [pod["metadata"] for pod in pods]
-        return {(one["namespace"], (one.get("labels") or {}).get(JOB, "")) for one in metadata}
+        found = map(launcher_of, await self._kubernetes.list(PODS, SELECTOR))
+        return {object_of(one.place[1]) for one in found if one is not None}
 
     async def _about(
         self, one: Document, documents: dict[str, Document], used: set[tuple[str, str]]
     ) -> None:
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        known = await self._known(one, documents)
-        for attention in attend(one, known, pods=_key(one) in used, now=now):
+        noted = self._noted(one)
+        known = await self._known(noted, documents)
+        for attention in attend(noted, known, pods=_key(one) in used, now=now):
             await self._pay(attention, one, now)
+
+    def _noted(self, one: Document) -> Document:
+        """Return an object with the submission that it would name if that could be noted."""
+        status = one.get("status") or {}
+        unnoted = self._unnoted.get(_uid(one))
+        return (
+            one if status.get("id") or not unnoted else {**one, "status": {**status, "id": unnoted}}
+        )
 
     async def _known(self, one: Document, documents: dict[str, Document]) -> Document | None:
         """Return what the scheduler says of an object's job."""
@@ -120,7 +143,9 @@ class Jobs:
 
     async def _submitted(self, one: Document, now: str) -> dict[str, Any]:
         try:
-            return status_of(one, await self._scheduler.submit(spec_of(one)), now)
+            document = await self._scheduler.submit(spec_of(one))
+            self._unnoted[_uid(one)] = document["id"]
+            return status_of(one, document, now)
         except UnavailableError:
             raise
         except CheckpointError as error:
@@ -147,11 +172,16 @@ class Jobs:
         path = f"{path_of(namespace, PLURAL, name)}/status"
         await self._kubernetes.patch(path, {"status": change})
         if before.get("state") != status["state"]:
-            await self._kubernetes.create(path_of(namespace, "events"), _event(one, status))
+            with contextlib.suppress(AlreadyExistsError):
+                await self._kubernetes.create(path_of(namespace, "events"), _event(one, status))
 
 
 def _key(one: Document) -> tuple[str, str]:
     return one["metadata"]["namespace"], one["metadata"]["name"]
+
+
+def _uid(one: Document) -> str:
+    return str(one["metadata"].get("uid") or "/".join(_key(one)))
 
 
 def _is_deleted(one: Document) -> bool:

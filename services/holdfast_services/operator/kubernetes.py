@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -29,7 +30,6 @@ JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 
 _ERRORS: Mapping[int, type[CheckpointError]] = {
     400: InvalidRequestError,
-    401: AccessError,
     403: AccessError,
     404: NotFoundError,
     409: ConflictError,
@@ -67,7 +67,7 @@ class Kubernetes:
 
     * NotFoundError, AlreadyExistsError, ConflictError, InvalidRequestError: as the server says;
     * AccessError: it does not allow that;
-    * UnavailableError: it does not answer; what was asked may have been done.
+    * UnavailableError: it does not answer, or not to us; what was asked may have been done.
 
     Args:
         log_in: Says how to reach it; asked anew when credentials have run out.
@@ -121,45 +121,50 @@ class Kubernetes:
     async def _ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None
     ) -> Any:
+        status, text = await self._answer(method, path, query, body)
+        if status == HTTPStatus.UNAUTHORIZED:  # the token of an account is changed every hour
+            await self._renew()
+            status, text = await self._answer(method, path, query, body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise _error(status, f"{method} {path}", text)
         try:
-            return await self._answer(method, path, query, body)
-        except AccessError:
-            if self._info is None or self._log_in() == self._info:
-                raise
-            await self.close()  # the token of an account is changed every hour
-            return await self._answer(method, path, query, body)
+            return json.loads(text)
+        except ValueError as cause:
+            raise UnavailableError(f"{method} {path} was not answered with JSON") from cause
 
     async def _answer(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any
-    ) -> Any:
-        session = self._open()
+    ) -> tuple[int, str]:
+        session, server = self._open()
         kind = "merge-patch+json" if method == "PATCH" else "json"
         headers = {"Accept": "application/json", "Content-Type": f"application/{kind}"}
         data = None if body is None else json.dumps(body)
         try:
             async with session.request(
-                method, path, params=query, data=data, headers=headers
+                method, server + path, params=query, data=data, headers=headers
             ) as answer:
-                text = await answer.text()
-                if answer.ok:
-                    return json.loads(text)
+                return answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError, ValueError) as cause:
             raise UnavailableError(
                 f"no answer from Kubernetes to {method} {path}: {cause}"
             ) from cause
-        raise _error(answer.status, f"{method} {path}", text)
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    async def _renew(self) -> None:
+        """Log in anew, if that is another account or token; other calls may have done so."""
+        if self._info is not None and self._log_in() != self._info:
+            await self.close()
+
+    def _open(self) -> tuple[aiohttp.ClientSession, str]:
+        """Return connections, and where they lead to: a server may be below a path of another."""
+        if self._session is None or self._info is None:
             info = self._info = self._log_in()
             secure = info.server.startswith("https:")
             self._session = aiohttp.ClientSession(
-                base_url=info.server,
                 headers=info.as_http_headers(),
                 connector=aiohttp.TCPConnector(ssl=info.as_ssl_context() if secure else True),
                 timeout=aiohttp.ClientTimeout(total=CALL_S_MAX),
             )
-        return self._session
+        return self._session, self._info.server.rstrip("/")
 
 
 def _error(status: int, what: str, text: str) -> CheckpointError:

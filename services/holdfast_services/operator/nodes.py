@@ -6,10 +6,16 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 
-from holdfast.core.executions import ExecutorReport, LaunchState, Orders, Outcome
+from holdfast.core.executions import (
+    REASON_LENGTH_MAX,
+    ExecutorReport,
+    LaunchState,
+    Orders,
+    Outcome,
+)
+from holdfast.core.text import tellable
 from holdfast.errors import (
     AccessError,
     AlreadyExistsError,
@@ -25,6 +31,7 @@ from holdfast_services.operator.domain.names import (
     MANAGER,
     PLURAL,
     REFUSED,
+    Document,
     object_of,
 )
 from holdfast_services.operator.domain.nodes import Offer, offer_of
@@ -65,7 +72,8 @@ class Nodes:
         self._executor = secrets.token_hex(16)
         self._sequences = itertools.count(1)
         self._conversations: dict[str, Conversation] = {}
-        self._refused: dict[Place, LaunchState] = {}
+        self._podless: dict[Place, LaunchState] = {}
+        self._seen: set[Place] = set()
         self._at_once = asyncio.Semaphore(ACTIONS_AT_ONCE_MAX)
 
     async def turn(self) -> None:
@@ -76,13 +84,16 @@ class Nodes:
         Raises:
             CheckpointError: Kubernetes does not say what there is.
         """
-        granted = {n: one.orders for n, one in self._conversations.items() if one.orders}
+        heard = {n: one.orders for n, one in self._conversations.items() if one.orders}
         offers = {one.node: one for one in map(offer_of, await self._kubernetes.list(NODES))}
         launchers = await self._launchers()
-        self._forget_refused(granted)
-        actions = list(reconcile(granted, launchers.values(), nodes=offers, refused=self._refused))
+        # That may have taken so long that another operator has been told since.
+        granted = {n: orders for n, orders in heard.items() if self._conversations[n].orders}
+        self._note_podless(granted, offers, launchers)
+        actions = list(reconcile(granted, launchers.values(), nodes=offers, podless=self._podless))
         done = await asyncio.gather(*(self._carry_out(one, launchers) for one in actions))
         behind = {node for node, well in done if not well}
+        self._seen = set(launchers)
         await self._speak(offers, launchers)
         for node, conversation in self._conversations.items():
             applied = conversation.report.applied
@@ -107,9 +118,21 @@ class Nodes:
         found = (launcher_of(pod) for pod in pods)
         return {one.place: one for one in found if one is not None}
 
-    def _forget_refused(self, granted: Mapping[str, Orders]) -> None:
+    def _note_podless(
+        self, granted: Mapping[str, Orders], nodes: Collection[str], launchers: Collection[Place]
+    ) -> None:
+        """Note pods that have gone untold; forget starts without a pod that nobody orders.
+
+        Such a pod was torn out with our finalizer. It may run still, so it is not made again.
+        """
+        for place in self._seen - set(launchers):
+            self._podless[place] = _podless(place, Outcome.KILLED, "somebody has torn its pod out")
         ordered = {(n, o.job, o.start) for n, orders in granted.items() for o in orders.orders}
-        self._refused = {place: one for place, one in self._refused.items() if place in ordered}
+        self._podless = {
+            place: one
+            for place, one in self._podless.items()
+            if place in ordered or place[0] in set(nodes) - granted.keys()
+        }
 
     async def _speak(
         self, offers: Mapping[str, Offer], launchers: Mapping[Place, Launcher]
@@ -132,7 +155,7 @@ class Nodes:
     def _report(
         self, offer: Offer, launchers: Mapping[Place, Launcher], applied: int
     ) -> ExecutorReport:
-        states = {place: one.state for place, one in launchers.items()} | self._refused
+        states = {place: one.state for place, one in launchers.items()} | self._podless
         here = sorted(place for place in states if place[0] == offer.node)
         return ExecutorReport(
             executor=self._executor,
@@ -177,25 +200,41 @@ class Nodes:
     async def _start(self, action: Start, launchers: dict[Place, Launcher]) -> None:
         node, order = action.node, action.order
         place = (node, order.job, order.start)
-        state = LaunchState(job=order.job, start=order.start, code=1)
         try:
             namespace, name = object_of(order.job)
             job = await self._kubernetes.get(path_of(namespace, PLURAL, name))
             pod = pod_of(order, node, job)
             log.info("starting %s, start %d, on node %s", order.job, order.start, node)
-            made = launcher_of(await self._kubernetes.create(path_of(namespace, "pods"), pod))
-        except AlreadyExistsError:
-            return  # an answer was lost: the next turn sees it
+            made = launcher_of(await self._made(namespace, pod))
         except (InvalidRequestError, NotFoundError) as error:
             reason = f"no pod can be made: {error.message}"
-            self._refused[place] = replace(state, outcome=Outcome.REFUSED, reason=reason)
+            self._podless[place] = _podless(place, Outcome.REFUSED, reason)
             return
         except AccessError as error:  # a quota: there may be room later
             reason = f"no pod may be made: {error.message}"
-            self._refused[place] = replace(state, outcome=Outcome.KILLED, reason=reason)
+            self._podless[place] = _podless(place, Outcome.KILLED, reason)
             return
-        if made is not None:
-            launchers[place] = made
+        if made is None:
+            reason = f"pod {namespace}/{pod['metadata']['name']} is there, and is somebody else's"
+            self._podless[place] = _podless(place, Outcome.REFUSED, reason)
+            return
+        launchers[place] = made
+
+    async def _made(self, namespace: str, pod: Document) -> Document:
+        """Return a pod that is made now, or was if an answer was lost.
+
+        Raises:
+            AlreadyExistsError: it is not there either: two have written a quota at once.
+        """
+        try:
+            return await self._kubernetes.create(path_of(namespace, "pods"), pod)
+        except AlreadyExistsError as error:
+            try:
+                return await self._kubernetes.get(
+                    path_of(namespace, "pods", pod["metadata"]["name"])
+                )
+            except NotFoundError:
+                raise error from None
 
     async def _forget(self, one: Launcher) -> None:
         """Let Kubernetes remove a pod; others may keep it for reasons of their own."""
@@ -205,6 +244,12 @@ class Nodes:
         await self._kubernetes.patch(_path(one), {"metadata": change})
         if not metadata.get("deletionTimestamp"):
             await self._kubernetes.delete(_path(one))
+
+
+def _podless(place: Place, outcome: Outcome, reason: str) -> LaunchState:
+    """Return what is told of a start of which there is no pod."""
+    said = tellable(reason)[:REASON_LENGTH_MAX]  # what Kubernetes says may be of any length
+    return LaunchState(job=place[1], start=place[2], outcome=outcome, code=1, reason=said)
 
 
 def _path(one: Launcher) -> str:

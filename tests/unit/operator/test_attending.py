@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.objects import deleted, example
 
+from holdfast.core.records import to_record
 from holdfast.errors import InvalidRequestError
 from holdfast_services.operator.domain.attending import (
+    SEEN,
     Cancel,
     Hold,
     Release,
@@ -147,10 +149,16 @@ def test_a_deleted_object_goes_when_its_job_has_ended_and_left_no_pod():
 
 
 def test_a_submission_that_nobody_noted_is_cancelled_with_its_object():
+    """Submitting the same again would find it; another job of this name is somebody else's."""
     job = deleted(example())
-    assert attended(job, document("queued")) == [Cancel()]
-    job["status"] = refused_status(job, "another job of this name lives", NOW, final=False)
-    assert attended(job, document("queued")) == [Release()], "it is somebody else's"
+    spec = to_record(spec_of(job))
+    same = document("queued", **{**spec, "environment": sorted(spec["environment"])})
+    for status in ({}, refused_status(job, "no nodes for so many GPUs", NOW, final=False)):
+        job["status"] = status
+        assert attended(job, same) == [Cancel()]
+        assert attended(job, {**same, "state": "cancelled"}) == [Release()]
+        for key in SEEN:
+            assert attended(job, {**same, key: "x"}) == [Release()], "it is somebody else's"
 
 
 @given(

@@ -81,6 +81,43 @@ def test_a_template_without_a_container_is_refused_by_name():
         pod_of(order(), "a", example(template={"spec": {}}))
 
 
+@pytest.mark.parametrize(
+    ("template", "culprit"),
+    [
+        ("pod", "spec.template is no object"),
+        (None, "spec.template is no object"),
+        ({"spec": "ranks"}, "spec.template.spec is no object"),
+        ({"metadata": ["x"]}, "spec.template.metadata is no object"),
+        ({"metadata": {"labels": "x"}}, "spec.template.metadata.labels is no object"),
+        ({"metadata": {"annotations": 5}}, "spec.template.metadata.annotations is no object"),
+        ({"spec": {"affinity": 5}}, "spec.template.spec.affinity is no object"),
+        ({"spec": {"tolerations": 5}}, "spec.template.spec.tolerations is no list"),
+        ({"spec": {"volumes": "x"}}, "spec.template.spec.volumes is no list"),
+        ({"spec": {"containers": {"a": 1}}}, "spec.template.spec.containers is no list"),
+        ({"spec": {"containers": ["x"]}}, "spec.template.spec.containers[0] is no object"),
+    ],
+)
+def test_a_template_that_is_no_pod_is_refused_by_name(template, culprit):
+    with pytest.raises(InvalidRequestError, match=re.escape(culprit)):
+        pod_of(order(), "a", example(template=template))
+
+
+@pytest.mark.parametrize(
+    ("container", "culprit"),
+    [
+        ({"volumeMounts": 5}, "volumeMounts is no list"),
+        ({"env": {"A": "1"}}, "env is no list"),
+        ({"env": [{"name": "A"}, {"value": "1"}]}, "env[1] is no object with a name"),
+        ({"env": [{"name": ["A"]}]}, "env[0] is no object with a name"),
+        ({"env": ["A"]}, "env[0] is no object with a name"),
+    ],
+)
+def test_a_container_that_is_none_is_refused_by_name(container, culprit):
+    template = {"spec": {"containers": [{"name": "ranks", "image": "x", **container}]}}
+    with pytest.raises(InvalidRequestError, match=re.escape(f"containers[0].{culprit}")):
+        pod_of(order(), "a", example(template=template))
+
+
 def expanded(text, variables):
     """Do what a kubelet does with commands and values of variables."""
     made, at = "", 0

@@ -6,11 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from holdfast.core.records import to_record
+from holdfast.errors import InvalidRequestError
+from holdfast_services.operator.domain.job_specs import spec_of
 from holdfast_services.operator.domain.names import FINALIZER, Document
 
 OVER = {"ended": "Ended", "failed": "Failed", "cancelled": "Cancelled"}
 """States of a job that is over, and the reasons of conditions."""
 TRAINING = ("running", "rescaling")
+SEEN = ("command", "environment", "folder", "gpus_min", "gpus_max", "owner", "priority")
+"""Fields of a job's spec that the scheduler shows; of its environment names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,8 @@ def attend(
     ours = document is not None and document["id"] == status.get("id")
     if metadata.get("deletionTimestamp"):
         if held:
-            unsure = not status.get("state")  # it may have been submitted, and nobody noted it
-            yield from _deleted(document if ours or unsure else None, pods=pods)
+            ours = ours or (not status.get("id") and _would_be(job, document))
+            yield from _deleted(document if ours else None, pods=pods)
     elif not held:
         yield Hold()
     elif not status.get("id"):
@@ -78,6 +83,16 @@ def attend(
     elif not is_over(job):
         # The scheduler has lost its database, or another submission has taken the name.
         yield Submit()
+
+
+def _would_be(job: Document, document: Document | None) -> bool:
+    """Tell whether a job is what would be submitted: it may have been, and nobody noted it."""
+    try:
+        spec = to_record(spec_of(job))
+    except InvalidRequestError:
+        return False
+    spec["environment"] = sorted(spec["environment"])
+    return document is not None and all(document.get(key) == spec[key] for key in SEEN)
 
 
 def _deleted(document: Document | None, *, pods: bool) -> Iterable[Attention]:

@@ -9,6 +9,7 @@ from holdfast.core.job_spec import JobSpec
 from holdfast.core.records import from_record
 from holdfast.errors import InvalidRequestError
 from holdfast_services.operator.domain.names import Document, job_of
+from holdfast_services.operator.domain.templates import template_of
 
 
 def _camel(name: str) -> str:
@@ -33,8 +34,7 @@ def spec_of(job: Document) -> JobSpec:
     unknown = sorted(spec.keys() - FIELDS.keys() - {"template"})
     if unknown:
         raise InvalidRequestError(f"spec.{unknown[0]} is not known")
-    if not ((spec.get("template") or {}).get("spec") or {}).get("containers"):
-        raise InvalidRequestError("spec.template.spec.containers is empty: name an image")
+    template_of(job)
     name = job_of(job["metadata"]["namespace"], job["metadata"]["name"])
     record = {FIELDS[key]: value for key, value in spec.items() if key in FIELDS}
     return from_record(JobSpec, {"name": name, **record}, "spec")

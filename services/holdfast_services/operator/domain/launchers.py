@@ -19,6 +19,7 @@ from holdfast_services.operator.domain.names import (
     START,
     Document,
     job_of,
+    pod_name,
 )
 
 Place: TypeAlias = tuple[str, str, int]
@@ -74,6 +75,8 @@ def launcher_of(pod: Document) -> Launcher | None:
     except InvalidRequestError:
         return None
     word = _last_word(pod)
+    if metadata["name"] != pod_name(job, int(start), node):
+        return None  # a copy that somebody has made
     reason = tellable(word.reason if word else _waits(pod))[-REASON_LENGTH_MAX:]
     state = LaunchState(
         job=job,

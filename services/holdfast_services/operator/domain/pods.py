@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
 from holdfast.core.executions import Order
-from holdfast.errors import InvalidRequestError
 from holdfast_services.operator.domain.names import (
     FINALIZER,
     GROUP,
@@ -22,6 +20,7 @@ from holdfast_services.operator.domain.names import (
     object_of,
     pod_name,
 )
+from holdfast_services.operator.domain.templates import template_of
 
 AGENT_FOLDER = "/run/holdfast"
 """Where the agent's socket and memory are in its pod and in ours, which share them."""
@@ -40,36 +39,32 @@ def pod_of(order: Order, node: str, job: Document) -> dict[str, Any]:
     which of them are the job's, and a pod cannot be given more or fewer while it lives.
 
     Raises:
-        InvalidRequestError: the template has no container.
+        InvalidRequestError: the template is none, see ``template_of``.
     """
     namespace, name = object_of(order.job)
-    template = copy.deepcopy(dict(job["spec"].get("template") or {}))
-    metadata = dict(template.get("metadata") or {})
-    spec: dict[str, Any] = dict(template.get("spec") or {})
-    containers = spec.get("containers") or ()
-    if not containers:
-        raise InvalidRequestError("spec.template.spec.containers is empty: name an image")
-    containers[0] = _ranks(order, containers[0])
+    template = template_of(job)
+    metadata, spec = template["metadata"], template["spec"]
+    spec["containers"][0] = _ranks(order, spec["containers"][0])
     spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = math.ceil(order.grace_s) + KILL_AFTER_S
     spec.setdefault("hostNetwork", True)
     spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     spec.setdefault("shareProcessNamespace", True)
-    spec["affinity"] = {**(spec.get("affinity") or {}), "nodeAffinity": _only(node)}
+    spec["affinity"]["nodeAffinity"] = _only(node)
     # Who has labelled a node has given it to Holdfast: its taints keep others away.
     everything = {"operator": "Exists", "effect": "NoSchedule"}
-    spec["tolerations"] = [*(spec.get("tolerations") or ()), everything]
+    spec["tolerations"].append(everything)
     folder = {"path": NODE_FOLDER, "type": "Directory"}
-    spec["volumes"] = [*(spec.get("volumes") or ()), {"name": _VOLUME, "hostPath": folder}]
-    labels = {**(metadata.get("labels") or {}), MANAGED_BY: MANAGER, JOB: name}
+    spec["volumes"].append({"name": _VOLUME, "hostPath": folder})
+    labels = {MANAGED_BY: MANAGER, JOB: name, START: str(order.start)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": pod_name(order.job, order.start, node),
             "namespace": namespace,
-            "labels": {**labels, START: str(order.start)},
-            "annotations": {**(metadata.get("annotations") or {}), NODE: node},
+            "labels": {**metadata["labels"], **labels},
+            "annotations": {**metadata["annotations"], NODE: node},
             "finalizers": [FINALIZER],
             "ownerReferences": [_owner(job)],
         },
@@ -83,7 +78,7 @@ def _ranks(order: Order, container: Document) -> dict[str, Any]:
         "NVIDIA_VISIBLE_DEVICES": "all",
         **order.environment,
     }
-    kept = [one for one in container.get("env") or () if one["name"] not in order.environment]
+    kept = [one for one in container["env"] if one["name"] not in order.environment]
     named = {one["name"] for one in kept}
     variables = [{"name": n, "value": escaped(v)} for n, v in ours.items() if n not in named]
     mount = {"name": _VOLUME, "mountPath": AGENT_FOLDER}
@@ -91,7 +86,7 @@ def _ranks(order: Order, container: Document) -> dict[str, Any]:
         **container,
         "command": [escaped(word) for word in command(order)],
         "env": [*kept, *variables],
-        "volumeMounts": [*(container.get("volumeMounts") or ()), mount],
+        "volumeMounts": [*container["volumeMounts"], mount],
         "terminationMessagePath": LAST_WORD,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

@@ -47,7 +47,7 @@ def reconcile(
     observed: Collection[Launcher],
     *,
     nodes: Collection[str],
-    refused: Collection[Place] = (),
+    podless: Collection[Place] = (),
 ) -> Iterable[Action]:
     """Yield what is to be done now.
 
@@ -57,9 +57,9 @@ def reconcile(
         granted: The orders of each node that has been told some; of others nothing is known.
         observed: All pods of ours, read after the orders.
         nodes: All nodes that there are. With one that has gone, so have its launchers.
-        refused: Starts of which no pod could be made.
+        podless: Starts of which there can be no pod, or no other one.
     """
-    known = {one.place for one in observed} | set(refused)
+    known = {one.place for one in observed} | set(podless)
     ordered: dict[Place, Order] = {}
     for node in granted.keys() & set(nodes):
         orders = granted[node]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.core.executions import ExecutorRequest, Orders
+from holdfast.core.executions import LEASE_S, ExecutorRequest, Orders
 from holdfast.core.records import to_record
 from holdfast.core.retry import bounded
 from holdfast_services.kit.transactions import Transactions
@@ -82,7 +82,7 @@ class Executors:
             self._reading = None
 
 
-_POLL_S = executors.LEASE_S / executors.POLLS_PER_LEASE
+_POLL_S = LEASE_S / executors.POLLS_PER_LEASE
 
 
 def versioned(orders: Orders) -> Orders:

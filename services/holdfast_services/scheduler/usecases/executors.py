@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.core.executions import ExecutorReport, Orders, check
+from holdfast.core.executions import LEASE_S, ExecutorReport, Orders, check
 from holdfast.core.ids import node_name
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.scheduler.domain.orders import orders_by_node
 from holdfast_services.scheduler.storage import ExecutorRow, Statements
 
-LEASE_S = 15.0
-"""So long after its last report an executor counts as there."""
 POLLS_PER_LEASE = 4
 FORGET_S = 7 * 86_400.0
 

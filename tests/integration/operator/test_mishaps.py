@@ -1,0 +1,267 @@
+"""The operator and what goes wrong around it, one turn after the other (ADR 0069).
+
+API servers that refuse, cut and forget; pods that others make and take; two operators; templates
+that are no pods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from tests.integration.operator.cluster import OURS
+from tests.integration.operator.mishaps import LOST, refusal, world
+from tests.unit.operator.objects import order
+
+from holdfast.core.executions import REASON_LENGTH_MAX, Outcome
+from holdfast.errors import CheckpointError, UnavailableError
+from holdfast_services.operator.domain.names import PLURAL, pod_name
+
+PODS = "/api/v1/namespaces/default/pods"
+POD = pod_name("default.gpt", 7, "a")
+JOB = f"{OURS}/namespaces/default/{PLURAL}/gpt"
+QUOTA = {"message": "Operation cannot be fulfilled on resourcequotas", "reason": "Conflict"}
+
+
+@pytest.fixture
+async def there():
+    """A node, a job, and an order for a start of it."""
+    async with world() as made:
+        await made.add_node("a")
+        await made.add_job()
+        await made.orderer.order("a", 7, order(7))
+        yield made
+
+
+def launches(report):
+    return {(one.job, one.start): one for one in report.launches}
+
+
+def outcome(report, start=7):
+    found = launches(report).get(("default.gpt", start))
+    return found.outcome if found else None
+
+
+# ------------------------------------------------------------------------------------ two operators
+
+
+async def test_an_operator_that_another_has_followed_ends_and_begins_nothing(there):
+    """The orders that it has heard are not its own any more: they are fenced by its lease."""
+    first, second = there.operator(), there.operator()
+    await first.hears()
+    conversation = first.nodes._conversations["a"]
+    there.orderer.leases["a"] = second.nodes._executor
+    await there.orderer.order("a", 8, order(8))
+    await second.hears()
+    await second.nodes.turn()
+    assert [one["metadata"]["name"] for one in await there.alive()] == [
+        pod_name("default.gpt", 8, "a")
+    ]
+
+    await there.until(lambda: conversation.orders is None)
+    await first.nodes.turn()
+    assert [one["metadata"]["name"] for one in await there.alive()] == [
+        pod_name("default.gpt", 8, "a")
+    ]
+
+
+async def test_orders_that_have_lapsed_are_not_carried_out(there, monkeypatch):
+    """Who has not heard the scheduler for as long as a lease does not know what was said since."""
+    monkeypatch.setattr("holdfast_services.operator.conversation.LEASE_S", 1.0)
+    operator = there.operator()
+    await operator.hears()
+    assert len(await there.alive()) == 1
+    there.orderer.away = True
+    await there.until(lambda: operator.nodes._conversations["a"].orders is None)
+    await there.tear_out(POD)
+    await operator.nodes.turn()
+    assert not await there.alive()
+
+    there.orderer.away = False
+    await operator.hears()
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.KILLED, "it goes on")
+
+
+# ------------------------------------------------------------------------------- the API server
+
+
+@pytest.mark.parametrize("status", [409, 410, 429, 500, 504, 401])
+async def test_what_is_not_carried_out_is_neither_told_as_such_nor_given_up(there, status):
+    """A quota that two write at once is answered with 409, and an overload with 429."""
+    there.front.faults.append(("POST", PODS, status, QUOTA))
+    operator = there.operator()
+    await operator.hears(2)
+    await there.orderer.heard("a", lambda r: not r.launches and not r.applied, "it is not there")
+
+    there.front.faults.clear()
+    await operator.nodes.turn()
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.RUNNING, "it is made")
+
+
+async def test_what_was_made_though_its_answer_was_lost_is_not_made_twice(there):
+    there.front.faults.append(("POST", PODS, LOST))
+    operator = there.operator()
+    await operator.hears()
+    there.front.faults.clear()
+    await operator.nodes.turn()
+
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.RUNNING, "it is told")
+    assert [path for method, path in there.front.asked if method == "POST"] == [PODS]
+
+
+async def test_what_was_made_after_pods_were_listed_is_found(there):
+    """What an operator asked for as it was killed may be done after the next one has looked."""
+    operator = there.operator()
+    there.front.faults.append(("GET", "/api/v1/pods", 200, {"items": []}))
+    await operator.hears()
+    assert len(await there.alive()) == 1
+    await there.operator().nodes.turn()
+    await operator.nodes.turn()
+
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.RUNNING, "it is found")
+    assert there.orderer.reports["a"].applied == 7
+
+
+async def test_a_refusal_of_any_length_does_not_silence_its_node(there):
+    """The scheduler takes no report with such a reason: the node would count as lost."""
+    said = {"message": "Invalid value: " + "x" * 50_000 + "\0 must be no more than 63 characters"}
+    there.front.faults.append(("POST", PODS, 422, said))
+    await there.operator().hears()
+    await there.orderer.heard("a", lambda r: r.applied == 7, "it is told")
+
+    found = launches(there.orderer.reports["a"])["default.gpt", 7]
+    assert found.outcome is Outcome.REFUSED
+    assert len(found.reason) <= REASON_LENGTH_MAX
+    assert "Invalid value" in found.reason
+
+
+async def test_a_server_below_a_path_is_asked_below_it(there):
+    there.url += "/clusters/x/"
+    with contextlib.suppress(CheckpointError):
+        await there.operator().nodes.turn()
+
+    assert there.front.asked
+    assert all(path.startswith("/clusters/x/api/v1/") for _, path in there.front.asked)
+
+
+# ------------------------------------------------------------------------- pods, and others' hands
+
+
+async def test_a_script_cannot_say_that_its_launcher_runs_on(there):
+    """It may write the termination message; its pod would be kept for ever."""
+    operator = there.operator()
+    await operator.hears()
+    ended = {"exitCode": 0, "message": '{"outcome": "running"}'}
+    containers = [{"name": "ranks", "state": {"terminated": ended}}]
+    await there.say(POD, phase="Succeeded", containerStatuses=containers)
+    await operator.nodes.turn()
+
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.KILLED, "it has ended")
+
+
+async def test_a_name_that_somebody_elses_pod_has_is_a_refusal(there):
+    pod = {"metadata": {"name": POD, "namespace": "default"}, "spec": {"containers": []}}
+    await there.ask("POST", PODS, pod)
+    await there.operator().hears()
+
+    await there.orderer.heard("a", lambda r: r.applied == 7, "it is told")
+    found = launches(there.orderer.reports["a"])["default.gpt", 7]
+    assert found.outcome is Outcome.REFUSED
+    assert f"pod default/{POD} is there" in found.reason
+
+
+async def test_a_pod_that_was_torn_out_is_told_as_killed_and_not_made_again(there):
+    """By hand, with its finalizer: it may run still, and a second would be one too many."""
+    operator = there.operator()
+    await operator.hears()
+    await there.tear_out(POD)
+    await operator.nodes.turn()
+    await operator.nodes.turn()
+
+    await there.orderer.heard("a", lambda r: outcome(r) is Outcome.KILLED, "it is told")
+    assert not await there.alive()
+
+
+async def test_a_copy_of_a_pod_is_not_taken_for_it(there):
+    operator = there.operator()
+    await operator.hears()
+    (pod,) = await there.alive()
+    metadata = {**pod["metadata"], "name": "zz-copy", "finalizers": []}
+    status = {"phase": "Failed", "reason": "Evicted"}
+    await there.ask("POST", PODS, {**pod, "metadata": metadata, "status": status})
+    await operator.nodes.turn()
+    await there.orderer.order("a", 8, order(7))
+    await operator.hears()
+    await there.orderer.heard("a", lambda r: r.applied == 8, "it is told")
+
+    assert outcome(there.orderer.reports["a"]) is Outcome.RUNNING
+    await there.ask("DELETE", JOB)
+    there.orderer.jobs["default.gpt"] = {"state": "ended", "id": "s-1"}
+    assert await operator.jobs._used() == {("default", "gpt")}
+    await there.tear_out(POD)
+    assert await operator.jobs._used() == set()
+
+
+# --------------------------------------------------------------------------------------------- jobs
+
+
+async def test_a_template_that_is_no_pod_concerns_its_job_alone(there):
+    """Who may create a HoldfastJob must not be able to stop those of others."""
+    bad = await there.add_job("a-bad", template={"spec": {"containers": [None]}})
+    await there.orderer.order("a", 8, order(7), order(8, job="default.a-bad"))
+    operator = there.operator()
+    await operator.jobs.turn()
+    await operator.hears()
+    await there.orderer.heard("a", lambda r: r.applied == 8, "its orders are carried out")
+
+    found = (await there.ask("GET", bad))["status"]
+    assert (found["state"], found["why"]) == (
+        "refused", "spec.template.spec.containers[0] is no object"
+    )  # fmt: skip
+    assert there.orderer.submitted == ["default.gpt"]
+    report = there.orderer.reports["a"]
+    assert outcome(report) is Outcome.RUNNING
+    assert launches(report)["default.a-bad", 8].outcome is Outcome.REFUSED
+
+
+async def test_an_object_that_cannot_be_changed_keeps_no_other_waiting(there):
+    """A webhook of one namespace that is away is answered with 500."""
+    await there.add_job("later", "z")
+    there.front.faults.append(("PATCH", "/namespaces/default/", 500))
+    with pytest.raises(UnavailableError):
+        await there.operator().jobs.turn()
+
+    assert there.orderer.submitted == ["default.gpt", "z.later"]
+
+
+async def test_a_job_that_cannot_be_noted_is_submitted_once(there):
+    """Nor a second time when it is over."""
+    there.front.faults.append(("PATCH", "/status", 422))
+    operator = there.operator()
+    await operator.jobs.turn()
+    there.orderer.jobs["default.gpt"]["state"] = "ended"
+    await operator.jobs.turn()
+    await operator.jobs.turn()
+    assert there.orderer.submitted == ["default.gpt"]
+
+    there.front.faults.clear()
+    await operator.jobs.turn()
+    assert (await there.ask("GET", JOB))["status"]["state"] == "ended"
+
+
+async def test_a_job_that_waited_and_was_taken_on_unnoted_is_cancelled_with_its_object(there):
+    """It would train on, governed by nobody, or keep its object for ever."""
+    there.orderer.refused = refusal("exhausted", "wants 16 GPUs, all nodes have 8")
+    operator = there.operator()
+    await operator.jobs.turn()
+    assert (await there.ask("GET", JOB))["status"]["state"] == "waiting"
+    there.orderer.refused = None
+    there.front.faults.append(("PATCH", "/status", 500))
+    with pytest.raises(UnavailableError):
+        await operator.jobs.turn()
+    assert there.orderer.submitted == ["default.gpt"]
+
+    there.front.faults.clear()
+    await there.ask("DELETE", JOB)
+    await there.operator().jobs.turn()
+    assert there.orderer.cancelled == ["default.gpt"]
