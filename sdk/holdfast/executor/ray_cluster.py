@@ -23,6 +23,7 @@ from holdfast.executor.ray_shape import bundles, described
 NAMESPACE = "holdfast"
 """Of Ray's names: of the reservation, and of the actors."""
 RESERVATION = "holdfast"
+CREATED, REMOVED = "CREATED", "REMOVED"
 TURN_S = 0.5
 ANSWER_S_MAX = 5.0
 EXIT_SIGNAL = 128
@@ -115,10 +116,8 @@ class RayCluster:
             self._group = util.get_placement_group(RESERVATION)
         except ValueError:
             wanted = bundles(there, options.gpus, options.nodes)
-            self._group = util.placement_group(
-                wanted, strategy="STRICT_SPREAD", name=RESERVATION, lifetime="detached"
-            )
-            return
+            if self._reserved(wanted):
+                return
         found = self._group.bundle_specs
         if options.gpus is None and options.nodes is None:
             return
@@ -129,9 +128,25 @@ class RayCluster:
                 "this command without --gpus and --nodes, and end that one by Ctrl-C"
             )
 
+    def _reserved(self, wanted: list[dict[str, float]]) -> bool:
+        """Ask Ray for nodes; return whether that was done, or another command was quicker."""
+        util = self._ray.util
+        try:
+            self._group = util.placement_group(
+                wanted, strategy="STRICT_SPREAD", name=RESERVATION, lifetime="detached"
+            )
+        except self._ray.exceptions.RaySystemError:
+            self._group = util.get_placement_group(RESERVATION)
+            return False
+        return True
+
     def is_ready(self) -> bool:
-        """Return whether Ray has reserved all nodes; then each has, or gets, its actor."""
-        if not self._group.wait(timeout_seconds=TURN_S):
+        """Return whether Ray has reserved all nodes; then each has, or gets, its actor.
+
+        Raises:
+            PreconditionError: somebody has removed the reservation.
+        """
+        if self._state() != CREATED:
             self._tell("", f"waiting until Ray can reserve {described(self._group.bundle_specs)}")
             return False
         if not self._actors:
@@ -154,9 +169,8 @@ class RayCluster:
             self._take_in(asked[ref], ref)
         for ref in silent:
             self._miss(asked[ref])
-        if len(self._states) < len(self._actors) and self._is_removed():
-            self.remove()
-            raise PreconditionError("somebody has removed the reservation from Ray")
+        if len(self._states) < len(self._actors):
+            self._state()
 
     def _take_in(self, number: int, ref: Any) -> None:
         del self._asked[number]
@@ -166,6 +180,8 @@ class RayCluster:
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self._miss(number)
             if isinstance(error, errors.ActorDiedError):
+                why = str(error).strip().rpartition("\n")[2]
+                self._tell(f"{number} died", f"node {number}: its Ray actor has died: {why}")
                 self._actors[number] = self._actor(number)
             return
         self._states[number] = state
@@ -176,13 +192,19 @@ class RayCluster:
         self._states.pop(number, None)
         self._tell(str(number), f"node {number}: waiting for its Ray actor")
 
-    def _is_removed(self) -> bool:
-        return bool(self._ray.util.placement_group_table(self._group)["state"] == "REMOVED")
+    def _state(self) -> str:
+        """Return what has become of the reservation; one that has gone is refused."""
+        known = self._ray.util.placement_group_table(self._group)  # none: Ray has begun anew
+        state = str(known.get("state", REMOVED))
+        if state == REMOVED:
+            self.remove()
+            raise PreconditionError("somebody has removed the reservation from Ray")
+        return state
 
     def is_over(self) -> bool:
         """Return whether all nodes have heard that it ends, and none has an executor."""
         return len(self._states) == len(self._actors) and all(
-            state["ending"] and not state["executor"] for state in self._states.values()
+            state["over"] for state in self._states.values()
         )
 
     def remove(self) -> None:

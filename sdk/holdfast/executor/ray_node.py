@@ -28,6 +28,8 @@ from holdfast.embedded import home_folder
 
 LOOK_S = 0.5
 START_S_MAX = 60.0
+ENDING_S = 10.0
+"""So long somebody who has said that it ends, and then no more, is believed to mean it."""
 STEADY_S = 60.0
 """An executor that has lived so long did not fail to start."""
 TAIL_BYTES = 4096
@@ -37,11 +39,14 @@ SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
 class NodeState(TypedDict):
-    """What a node's actor says: ``executor`` is its pid, 0: none runs; ``said``: its last line."""
+    """What a node's actor says: ``executor`` is its pid, 0: none runs; ``said``: its last line.
+
+    ``over``: it ends, and no executor runs or is on its way.
+    """
 
     host: str
     executor: int
-    ending: bool
+    over: bool
     said: str
 
 
@@ -61,47 +66,66 @@ class RayNode:
         self._environ = {**environ, **inherited(os.environ)}
         home = home_folder(self._environ) / "execute" / f"ray-{platform.node()}"
         self._folder = Path(folder) if folder else home
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = self._folder / "executor.log"
-        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        held = self._folder / "ray.lock"
-        self._lock = os.open(held, flags, 0o600)
+        self._held = self._folder / "ray.lock"
+        self._lock = -1
         self._command = [
             *(sys.executable, "-m", "holdfast.cli.main", "execute", *words),
-            *("--folder", str(self._folder), "--while-held", str(held), "--hold", f"{hold_s:g}s"),
+            *("--folder", str(self._folder), "--while-held", str(self._held)),
+            *("--hold", f"{hold_s:g}s"),
         ]
         self._executor = 0
         self._problem = ""
-        self._ending = False
+        self._ending_until_s = 0.0
+        self._over = False
         self._news = threading.Event()
         threading.Thread(target=self._run, name="holdfast-ray-node", daemon=True).start()
 
     def say(self, *, ending: bool) -> NodeState:
-        """Return how things are; ``ending``: the executor's jobs are to save and end, then it."""
-        if ending != self._ending:
-            self._ending = ending
+        """Return how things are; ``ending``: the executor's jobs are to save and end, then it.
+
+        Of two commands the one that ends counts, while it is heard of.
+        """
+        if ending:
+            self._ending_until_s = time.monotonic() + ENDING_S
             self._news.set()
         return NodeState(
             host=platform.node(),
             executor=self._executor,
-            ending=ending,
+            over=self._over and self._ending,
             said=self._problem or self._last_line(),
         )
+
+    @property
+    def _ending(self) -> bool:
+        return time.monotonic() < self._ending_until_s
 
     def _run(self) -> None:
         failures = 0
         while True:
-            if not locks.take(self._lock):
-                self._problem = f"another Ray actor has {self._folder}"
+            self._problem = self._hold()
+            if self._problem:
+                self._over = self._ending
                 self._wait(LOOK_S)
                 continue
-            self._problem = ""
             began_s = time.monotonic()
             pid = locks.holder_of(self._folder / "executor.lock") or self._start()
+            self._over = self._ending and not pid
             self._attend(pid)
             steady = time.monotonic() - began_s > STEADY_S
             failures = 0 if steady or self._ending else failures + 1
             self._wait(WAITS.wait_s(failures) if failures else LOOK_S)
+
+    def _hold(self) -> str:
+        """Hold the lock by which the executor knows of us; return why that cannot be."""
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._lock < 0:
+                self._lock = os.open(self._held, flags, 0o600)
+        except OSError as error:
+            return f"{self._folder} is of no use: {error}"
+        return "" if locks.take(self._lock) else f"another Ray actor has {self._folder}"
 
     def _start(self) -> int:
         """Return the pid of a new executor; 0: there is none, or none is to be."""

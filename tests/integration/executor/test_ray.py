@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup
 from tests.contract.actuators import ActuatorSuite
 from tests.contract.executor_rig import Rig
 from tests.integration.launcher.harness import PACKAGES, ROOT, kill
@@ -23,6 +25,7 @@ from holdfast import locks
 from holdfast.core.executions import Outcome
 from holdfast.errors import PreconditionError
 from holdfast.executor.ray_cluster import NAMESPACE, RESERVATION, RayCluster, RayOptions
+from holdfast.executor.ray_shape import bundles
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 LATE_S = 100.0
@@ -202,8 +205,29 @@ def test_all_nodes_are_reserved_or_none_and_another_shape_is_refused(rig, capsys
     assert not rig.execute.exists(), "nothing began on the one that is there"
     with pytest.raises(PreconditionError, match="2 nodes with 2 CPUs, not of 2 nodes with 1 CPU"):
         RayCluster(rig.options(nodes=2, gpus=1)).reserve()
+    ray.util.remove_placement_group(ray.util.get_placement_group(RESERVATION))
+    with pytest.raises(PreconditionError, match="somebody has removed"):
+        until(rig.cluster.is_ready, "what was removed is not waited for")
+
+
+def test_two_commands_at_once_have_one_reservation(rig, monkeypatch):
+    rig.cluster, other = (RayCluster(rig.options(nodes=2)) for _ in range(2))
+
+    def meanwhile(*what):
+        monkeypatch.undo()
+        other.reserve()
+        return bundles(*what)
+
+    monkeypatch.setattr("holdfast.executor.ray_cluster.bundles", meanwhile)
+    rig.cluster.reserve()
+    assert rig.cluster._group.id == other._group.id
+
     rig.cluster.remove()
-    until(lambda: not is_reserved(), "it is not waited for any more")
+    with pytest.raises(PreconditionError, match="somebody has removed"):
+        until(other.is_ready, "what the first has ended is not waited for")
+    other._group = PlacementGroup(PlacementGroupID.from_random())
+    with pytest.raises(PreconditionError, match="somebody has removed"):
+        until(other.is_ready, "nor what a cluster that has begun anew does not know")
 
 
 def test_jobs_of_a_ray_node_that_dies_save_and_end(rig, cluster_address):
