@@ -57,9 +57,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes the beginning of an option that has two spellings, as of any other."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found: list[Any] = super()._get_option_tuples(option_string)
+        one = len({id(action) for action, *_ in found}) == 1
+        return found[:1] if one else found
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; ``args.command`` is what to run."""
-    top = argparse.ArgumentParser(prog="holdfast", description=holdfast.__doc__.splitlines()[0])
+    top = _Parser(prog="holdfast", description=holdfast.__doc__.splitlines()[0])
     top.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     add_run_arguments(

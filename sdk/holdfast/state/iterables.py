@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from holdfast.errors import InvalidRequestError
 from holdfast.state.dealing import Order, Tail
 from holdfast.state.lanes import Batching, LaneDeal, Range
-from holdfast.state.samplers import ranks_here
+from holdfast.state.samplers import checked_seed, ranks_here
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,7 +54,8 @@ class ElasticIterable(IterableDataset[T_co]):
 
     Raises:
         PreconditionError: there are several ranks, and no process group yet.
-        InvalidRequestError: ``rank`` is none of ``num_replicas``, or a length is none.
+        InvalidRequestError: ``rank`` is none of ``num_replicas``, a length is none, or ``seed`` is
+            no whole number.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ElasticIterable(IterableDataset[T_co]):
                 "drop_last=True leaves samples out so that ranks have equally many, and even=False "
                 "has them differ: choose one"
             )
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.shuffle, self.seed, self.epoch = shuffle, checked_seed(seed), 0
         self.drop_last, self.even, self.seek = drop_last, even, seek
         self._told = _Told()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,7 @@ class ElasticSampler(DistributedSampler[int]):
 
     Raises:
         PreconditionError: there are several ranks, and no process group yet.
-        InvalidRequestError: ``rank`` is none of ``num_replicas``.
+        InvalidRequestError: ``rank`` is none of ``num_replicas``, or ``seed`` is no whole number.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ElasticSampler(DistributedSampler[int]):
         even: bool = True,
     ) -> None:
         ranks, own = ranks_here(num_replicas, rank)
-        super().__init__(cast("Any", dataset), ranks, own, shuffle, seed, drop_last)
+        super().__init__(cast("Any", dataset), ranks, own, shuffle, checked_seed(seed), drop_last)
         if drop_last and not even:
             raise InvalidRequestError(
                 "drop_last=True leaves samples out so that ranks have equally many, and even=False "
@@ -227,6 +228,18 @@ def _picked(order: Sequence[int] | torch.Tensor, places: range, length: int) -> 
     inside = order[places.start : min(places.stop, length) : places.step]
     picked = inside.tolist() if isinstance(inside, torch.Tensor) else list(inside)
     return picked + [int(order[at % length]) for at in places[len(picked) :]]
+
+
+def checked_seed(seed: object) -> int:
+    """Return a seed of an order; numbers of NumPy's are some too.
+
+    Raises:
+        InvalidRequestError: it is no whole number.
+    """
+    try:
+        return operator.index(cast("SupportsIndex", seed))
+    except TypeError:
+        raise InvalidRequestError(f"seed={seed!r} is no whole number") from None
 
 
 def ranks_here(num_replicas: int | None, rank: int | None) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Cluster:
         if type(nodes) is not int or nodes < 1:
             raise InvalidRequestError(f"Cluster takes a number of nodes from 1, not {nodes!r}")
         clean = {key: text for key, text in os.environ.items() if not key.startswith("HOLDFAST_")}
-        self._environ = {**clean, **(settings or {})}
+        self._environ = {**clean, **_variables("Cluster: settings", settings or {})}
         self._nodes_count = nodes
         self._launches: list[Launch] = []
         self._numbers = itertools.count(1)
@@ -111,8 +111,15 @@ class Cluster:
             environ: More environment variables of the script.
 
         Raises:
-            InvalidRequestError: there is no such script, no such node, or none at all.
+            InvalidRequestError: there is no such script, no such node, or none at all; an option
+                or a variable is no text.
         """
+        if not isinstance(job, str):
+            raise InvalidRequestError(f"launch: job={job!r} is no text")
+        for option in options:
+            if not isinstance(option, str):
+                raise InvalidRequestError(f"launch: options has {option!r}, which is no text")
+        variables = _variables("launch: environ", environ or {})
         if not Path(script).is_file():
             raise InvalidRequestError(f"launch: there is no script {os.fspath(script)}")
         numbers = range(len(self.stack.nodes)) if nodes is None else list(nodes)
@@ -128,7 +135,7 @@ class Cluster:
             *(os.fspath(script), *map(str, arguments)),
         ]
         launch = Launch(
-            chosen, command, {**self._environ, **(environ or {})}, folder, starter=self._starter
+            chosen, command, {**self._environ, **variables}, folder, starter=self._starter
         )
         self._launches.append(launch)
         return launch
@@ -227,3 +234,10 @@ class Cluster:
             stop_stack(self._home)
         erase_stack(self._home, everything=True)
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _variables(what: str, given: Mapping[str, str]) -> Mapping[str, str]:
+    for name, text in given.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidRequestError(f"{what} has {name!r}: {text!r}, where both are to be text")
+    return given

@@ -51,6 +51,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         log.info("serving REST and the page on %s, policy %s", rest.url, settings.policy)
         await stop.wait()
     finally:
+        executors.end()
         rest.close()
         await leader.stop()
         await rest.ended()

@@ -17,6 +17,7 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from holdfast_services.scheduler.calls import executors as calls
 from holdfast_services.scheduler.domain.job import State
 from holdfast_services.scheduler.domain.orders import allocation
 from holdfast_services.scheduler.planning import Planner
@@ -312,6 +313,25 @@ async def test_a_node_has_one_executor_and_its_report_counts_by_its_number(datab
             await ask("a", other)
         await scheduler.executors.leave("a", "1" * 32)
         await ask("a", other)
+
+
+async def test_an_executor_that_waits_is_answered_as_the_scheduler_ends(
+    database_url, tmp_path, monkeypatch
+):
+    """Else each end waits as long as the server's grace, and jobs have no scheduler meanwhile."""
+    monkeypatch.setattr(calls, "_POLL_S", 3600.0)
+    async with Cluster(database_url, tmp_path, a=1) as cluster, asyncio.timeout(60):
+        executors = cluster.scheduler(starts=False).executors
+        mine = ExecutorReport(executor="1" * 32, sequence=1, gpus=4)
+        known = await executors.ask("a", ExecutorRequest(report=mine))
+        request = ExecutorRequest(report=mine, version=known.version, wait_s=known.poll_s)
+        waits = asyncio.create_task(executors.ask("a", request))
+        await executors.ask("a", ExecutorRequest(report=mine))
+
+        executors.end()
+
+        assert known == await waits
+        assert known == await executors.ask("a", request)
 
 
 async def test_a_thousand_jobs_at_once(database_url, tmp_path):

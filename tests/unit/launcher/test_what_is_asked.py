@@ -33,6 +33,20 @@ def test_a_module_is_named_as_for_python():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("option", ["--nproc", "--nproc-per", "--nproc_per"])
+def test_the_beginning_of_an_option_is_enough_if_it_is_of_one_alone(option):
+    assert asked(option, "8", "train.py").nproc == "8"
+
+
+def test_the_beginning_of_two_options_is_refused_with_both(capsys):
+    with pytest.raises(SystemExit):
+        asked("--no", "train.py")
+
+    told = capsys.readouterr().err
+    assert "--no-standby" in told
+    assert "--notice" in told
+
+
 def test_node_rank_is_accepted_and_has_no_effect():
     assert asked("--node-rank", "1", "train.py") == asked("train.py")
 

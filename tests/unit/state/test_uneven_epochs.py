@@ -166,3 +166,10 @@ def test_what_had_ended_for_all_is_not_begun_again_after_a_restart():
     again.load_state_dict(loader.state_dict())
     with pytest.raises(InvalidRequestError, match=r"epoch 0 .* has ended"):
         given(again, 0)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_seed_that_is_no_number_is_refused_by_name(lanes):
+    """Else it fails in the first pass, in the middle of a sum, or in a digest that all share."""
+    with pytest.raises(InvalidRequestError, match="seed='x' is no whole number"):
+        of_rank(0, lanes=lanes, seed="x")

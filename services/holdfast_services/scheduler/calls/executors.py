@@ -30,12 +30,18 @@ class Executors:
     def __init__(self, transactions: Transactions[Statements]) -> None:
         self._transactions = transactions
         self._changed = asyncio.Event()
+        self._ending = False
         self._reading: tuple[asyncio.Event, float, asyncio.Task[Mapping[str, Orders]]] | None = None
 
     def wake(self) -> None:
         """Have all that wait look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def end(self) -> None:
+        """Answer all that wait, and whoever comes after, at once: this process ends."""
+        self._ending = True
+        self.wake()
 
     async def ask(self, node: str, request: ExecutorRequest) -> Orders:
         """Take a report; return the node's orders once they differ, or after ``wait_s``.
@@ -53,7 +59,7 @@ class Executors:
         while True:
             orders = await self._orders(node, heard)
             left_s = ends_s - time.monotonic()
-            if orders.version != request.version or left_s <= 0:
+            if orders.version != request.version or left_s <= 0 or self._ending:
                 return orders
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, WATCH_POLL_S)):
