@@ -49,10 +49,7 @@ class Places:
     _placed: dict[tuple[Copies, str], tuple[str, ...]] = field(default_factory=dict)
 
     def placed(self, asked: Copies, owner: str) -> tuple[str, ...]:
-        """Return where the rule places an owner's shards, itself first.
-
-        Asked for each shard, and worked out once: a ring of a thousand nodes takes time to walk.
-        """
+        """Return where the rule places an owner's shards, itself first; the ring is walked once."""
         found = self._placed.get((asked, owner))
         if found is None:
             found = (owner, *asked.targets(owner, self.ring, self.domains))
@@ -474,7 +471,8 @@ def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
         return ()
     asked, domains = attempt.allowed.copies, where.domains
     if item.owner in where.live:
-        return tuple(node for node in where.placed(asked, item.owner) if node not in item.nodes)
+        placed = where.placed(asked, item.owner)
+        return tuple(node for node in placed if node not in item.nodes)
     chosen: list[str] = []
     for node in where.ring:
         holders = [*item.nodes, *chosen]
