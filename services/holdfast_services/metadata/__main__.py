@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from holdfast.objectstore import open_store
 from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
 from holdfast.v1.persistence_pb2_grpc import add_PersistenceServicer_to_server
+from holdfast_services.kit.cycles import look_for_cycles_seldom
 from holdfast_services.kit.db import Engine, make_engine, write_transaction
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         log.error("the only argument is forget-memory, not %s", " ".join(arguments)[:200])
         return 2
+    look_for_cycles_seldom()
     return run("metadata", lambda stop: serve(Settings.from_env(os.environ), stop))
 
 
