@@ -85,11 +85,7 @@ def unsaved_parameters(
     if not unknown:
         return []
     # A module that saves itself may do so by copies.
-    own = (
-        value.parameters()
-        for path, value in objects.items()
-        if isinstance(value, nn.Module) and path not in survey.static
-    )
+    own = (value.parameters() for value in objects.values() if isinstance(value, nn.Module))
     everything = chain(saved, (captured.tensor for captured in survey.tensors), *own)
     held = {place for tensor in everything for place in _places(tensor)}
     sentences = []

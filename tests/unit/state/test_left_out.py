@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
-from holdfast.state.left_out import check_follows
+from holdfast.state.left_out import check_follows, unsaved_parameters
 
 
 def optimizer_of(*modules: nn.Module) -> torch.optim.Optimizer:
@@ -143,3 +143,11 @@ def test_parameters_of_an_optimizer_that_saves_itself_are_not_missed():
     masters = [nn.Parameter(p.detach().double()) for p in nn.Linear(2, 3).parameters()]
 
     assert left_out({"model": nn.Linear(2, 3), "optimizer": Masters(masters, lr=0.1)}) == []
+
+
+def test_parameters_that_have_no_memory_are_not_missed_where_their_module_is_there():
+    model = nn.Linear(2, 3, device="meta")
+    state = {"model": model, "optimizer": optimizer_of(model)}
+    survey = Capture(state, rank=0, world_size=1).survey()
+
+    assert unsaved_parameters(survey, state, []) == []

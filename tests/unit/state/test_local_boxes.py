@@ -189,3 +189,15 @@ def test_a_mesh_whose_ranks_do_not_ascend_is_refused():
         return True
 
     assert on(1, (4,), None, refused)
+
+
+def test_ranks_of_any_order_may_hold_copies():
+    """Nobody deals rows out."""
+
+    def held(_mesh):
+        turned = DeviceMesh("cpu", [3, 2, 1, 0])
+        return local_box("w", DTensor.from_local(torch.zeros(2), turned, [Replicate()]))
+
+    here = on(1, (4,), None, held)
+
+    assert (whole((2,)), (0, 1, 2, 3)) == (here.box, here.holders)
