@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -13,7 +14,12 @@ from tests.e2e.stack import running_stack
 from tests.unit.state import worlds
 
 import holdfast
-from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    InvalidRequestError,
+    PreconditionError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +79,37 @@ def test_a_model_that_came_into_the_state_after_the_checkpointer_was_made_is_res
     assert second.restore().step == 1
     assert torch.equal(saved.weight, late.weight)
     assert state["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("late", "error", "text"),
+    [
+        (torch.nn.Linear(2**20, 2**20, device="meta"), ExhaustedError, "slots x"),
+        (torch.optim.SGD([torch.ones(1)]).state_dict(), InvalidRequestError, "put the object"),
+    ],
+    ids=["too big", "a copy"],
+)
+def test_what_came_into_the_state_after_decide_is_checked_as_what_was_there(
+    make, late, error, text
+):
+    """P8: before the first step, not at its save."""
+    state = {"n": 0}
+    ck = make(state=state, restored=False)
+    assert ck.decide() is None
+    state["late"] = late
+
+    with pytest.raises(error, match=text):
+        ck.restore()
+
+
+def test_a_tensor_that_the_script_replaces_after_the_restore_is_gone_before_the_first_save(make):
+    """Twice the memory of a model would be taken till then."""
+    model = torch.nn.Linear(2, 3)
+    make(state={"model": model})
+    before = weakref.ref(model.weight)
+    model.weight = torch.nn.Parameter(torch.ones(3, 2))
+
+    assert before() is None
 
 
 @pytest.mark.parametrize("call", ["decide", "restore"])
