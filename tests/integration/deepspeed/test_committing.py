@@ -23,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
-from holdfast.integrations.deepspeed import placing
+from holdfast.integrations.deepspeed import committing, placing
 from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.board import Board
 from holdfast.integrations.deepspeed.committing import Part, Save, commit
@@ -307,6 +307,43 @@ def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(tmp_path, w
 
     with pytest.raises(ConflictError, match="rank 1 tells of another save"):
         commit(save(tmp_path), World(0, 3), words, other_is_sent)
+
+
+def test_what_other_saves_leave_is_gone_before_one_needs_its_room_and_when_it_ends(tmp_path):
+    """Of one that was killed before, and of one that goes on in the folder."""
+    before, meanwhile = (
+        tmp_path / "step" / f"shard-{rank:05}-of-00002.safetensors" for rank in range(2)
+    )
+    before.parent.mkdir()
+    before.touch()
+    seen, made = [], part()
+
+    def other_goes_on():
+        seen.append(before.exists())
+        meanwhile.touch()
+        return made()
+
+    commit(save(tmp_path), World(0, 1), None, other_goes_on)
+
+    assert [False] == seen
+    assert not meanwhile.exists()
+
+
+def test_a_save_whose_segment_another_one_removes_fails_and_is_no_checkpoint(tmp_path, monkeypatch):
+    """What is in the folder is of the other one, or of nobody."""
+    write = committing.write_manifest
+
+    def written_and_removed(folder, shards, notes):
+        write(folder, shards, notes)
+        [segment] = Path(tmp_path, "step").glob("shard-*.safetensors")
+        segment.unlink()
+
+    monkeypatch.setattr(committing, "write_manifest", written_and_removed)
+    with pytest.raises(ConflictError):
+        commit(save(tmp_path), World(0, 1), None, part())
+
+    with pytest.raises(NotFoundError):
+        holdfast.load(Path(tmp_path, "step"), {})
 
 
 def test_without_a_manifest_there_is_no_checkpoint_and_no_latest(tmp_path):

@@ -76,11 +76,15 @@ def test_the_place_of_a_checkpoint_is_not_taken_by_what_it_has_replaced(tmp_path
     assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
 @pytest.mark.parametrize("is_link", [False, True], ids=["file", "link to nothing"])
-def test_a_file_of_the_script_is_not_replaced_by_an_older_one(tmp_path, is_link):
+def test_a_file_of_the_script_is_not_replaced_by_an_older_one(tmp_path, is_link, has_checkpoint):
     """The save was killed after the exchange; the script has written its own again since then."""
-    save(tmp_path, 1, 1.0)
     left, now = placing.beside(tmp_path / "step", KILLED), tmp_path / "step" / "rng.bin"
+    if has_checkpoint:
+        save(tmp_path, 1, 1.0)
+    else:
+        now.parent.mkdir()
     left.mkdir()
     Path(left, "rng.bin").write_bytes(b"older")
     if is_link:
@@ -91,6 +95,17 @@ def test_a_file_of_the_script_is_not_replaced_by_an_older_one(tmp_path, is_link)
     save(tmp_path, 2, 2.0)
 
     assert now.is_symlink() if is_link else b"newer" == now.read_bytes()
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_file_of_the_script_that_lay_beside_nothing_has_its_place_again(tmp_path):
+    left = placing.beside(tmp_path / "step", KILLED)
+    left.mkdir()
+    Path(left, "rng.bin").write_bytes(b"of the script")
+
+    save(tmp_path, 1, 1.0)
+
+    assert b"of the script" == Path(tmp_path, "step", "rng.bin").read_bytes()
     assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
 
 
@@ -163,6 +178,19 @@ def test_a_save_fails_whose_bytes_are_gone_before_they_are_in_place(tmp_path, mo
         with pytest.raises(FileNotFoundError):
             save(tmp_path, 2, 2.0)
     placing.recover(folder)
+
+    assert 1.0 == loaded(folder)
+
+
+def test_a_rank_that_is_not_the_first_to_put_a_checkpoint_back_goes_on(tmp_path, monkeypatch):
+    """All load at once, and each has seen what was left beside."""
+    save(tmp_path, 1, 1.0, "new")
+    folder, rename = tmp_path / "step", Path.rename
+    Path(tmp_path, "new").rename(placing.beside(folder, KILLED))
+
+    with monkeypatch.context() as quicker:
+        quicker.setattr(Path, "rename", lambda path, to: (rename(path, to), rename(path, to)))
+        placing.recover(folder)
 
     assert 1.0 == loaded(folder)
 

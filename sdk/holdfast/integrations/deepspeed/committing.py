@@ -142,7 +142,6 @@ def _lead(save: Save, world: World, board: Board, part: Callable[[], Part]) -> N
         for rank in range(1, world.size):
             told = _heard(board, str(rank), f"rank {rank}", save)
             sent.append(_sent_by(folder, save, rank, world.size, told))
-            undo.callback(store.abort, sent[-1].upload)
             _check_alike(made.alike, told.get("alike"), rank)
         _finish(folder, save.run, sent)
     for name in save.markers:
