@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import threading
 from collections import OrderedDict, deque
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
@@ -124,6 +125,10 @@ def test_holdfast_load_and_save_share_the_checkpoints(tmp_path):
     other = {"m": trained(2)[0].state_dict(), "x": {"t": torch.zeros(1), "n": 0}}
     load(other, tmp_path / "own")
 
+    with HoldfastReader(tmp_path / "own") as reader:
+        names = reader.read_metadata().state_dict_metadata.keys()
+
+    assert not {"m", "o"} & names  # objects are there by their tensors
     assert {"a": 1} == loaded.notes
     assert torch.equal(torch.ones(2), state["n"][0])
     assert 3 == state["n"][1]
@@ -148,6 +153,41 @@ def test_another_dtype_is_converted_as_torch_does(tmp_path):
 
     found = load({"t": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "c")
     assert torch.equal(torch.arange(3, dtype=torch.bfloat16), found["t"])
+
+
+def test_a_planner_is_told_of_each_tensor_that_is_there(tmp_path):
+    """One that scales or splits what was loaded does it then."""
+    told = []
+
+    class Planner(DefaultLoadPlanner):
+        def commit_tensor(self, read_item, tensor):
+            told.append((read_item.dest_index.fqn, tensor.tolist()))
+
+    save({"t": torch.arange(3.0), "n": 1}, tmp_path / "c")
+    state = {"t": torch.zeros(3), "n": 0}
+    dcp.load(
+        state, checkpoint_id=tmp_path / "c", storage_reader=HoldfastReader(), planner=Planner()
+    )
+
+    assert [("t", [0.0, 1.0, 2.0])] == told
+
+
+def test_a_reader_leaves_no_thread_behind_that_reads(tmp_path):
+    """Nor one that was asked for another checkpoint before it was asked for tensors."""
+    save({"t": torch.ones(3)}, tmp_path / "c")
+    before = set(threading.enumerate())
+    with HoldfastReader(tmp_path / "c") as reader:
+        dcp.load({"t": torch.zeros(3)}, storage_reader=reader)
+        assert before == set(threading.enumerate())
+        reader.read_metadata()
+        reading = threading.active_count()
+        reader.read_metadata()
+        assert len(before) < reading == threading.active_count()
+        reader.reset()
+        assert before == set(threading.enumerate())
+        reader.read_metadata()
+
+    assert before == set(threading.enumerate())
 
 
 def test_one_writer_serves_several_saves_with_and_without_an_id(tmp_path):
@@ -178,17 +218,17 @@ def test_a_checkpoint_may_be_protected_from_being_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("state", "named"),
     [
-        ({"a": {"b": nn.Linear(1, 1).forward}}, "a.b"),
-        ({"a": (1, torch.ones(1))}, "a.1"),
-        ({"a": torch.ones(1, dtype=torch.complex128)}, "a"),
-        ({"rank": {"0": torch.ones(1)}}, "rank.0"),
-        ({"holdfast": 1}, "holdfast"),
+        ({"a": {"b": nn.Linear(1, 1).forward}}, "a.b'"),
+        ({"a": (1, torch.ones(1))}, "a.1' is a tensor in a value that DCP does not take apart"),
+        ({"a": torch.ones(1, dtype=torch.complex128)}, "a'"),
+        ({"rank": {"0": torch.ones(1)}}, "rank.0'"),
+        ({"holdfast": 1}, "holdfast'"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_the_old_checkpoint_stays(tmp_path, state, named):
     """P1, P9"""
     save({"n": 1}, tmp_path / "c")
-    with pytest.raises(CheckpointException, match=f"'{named}'"):
+    with pytest.raises(CheckpointException, match=f"'{named}"):
         save(state, tmp_path / "c")
 
     assert {"n": 1} == load({"n": 0}, tmp_path / "c")

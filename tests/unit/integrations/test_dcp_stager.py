@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
+import weakref
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.integrations.dcp import HoldfastReader, HoldfastStager, HoldfastWriter
@@ -68,6 +70,17 @@ def test_every_method_of_the_protocol_of_the_installed_torch_is_there():
     with HoldfastStager() as stager:
         assert isinstance(stager, AsyncStager)
         assert not stager.should_synchronize_after_execute
+
+
+def test_a_closed_stager_keeps_no_hook_no_thread_and_no_memory():
+    hooks, threads = dict(_global_optimizer_pre_hooks), set(threading.enumerate())
+    with HoldfastStager() as stager:
+        staged = stager.stage({"t": torch.ones(3)}).result(60)
+        memory = weakref.ref(staged.pop("t").untyped_storage())
+
+    assert hooks == _global_optimizer_pre_hooks
+    assert threads == set(threading.enumerate())
+    assert memory() is None
 
 
 @pytest.mark.parametrize("ours", [True, False])

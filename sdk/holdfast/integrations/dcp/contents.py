@@ -47,11 +47,7 @@ class Contents:
             for key, value in blobs.decode(text).live.tree.items()
         }
         flat, self._paths = flatten_state_dict(tree)
-        self._values = {
-            fqn: value
-            for fqn, value in flat.items()
-            if not isinstance(value, torch.Tensor) and _is_all_there(value)
-        }
+        self._values = {fqn: value for fqn, value in flat.items() if _is_all_there(value)}
 
     def metadata(self, checkpoint_id: str | None) -> of_dcp.Metadata:
         """Return what planners plan a load from."""
