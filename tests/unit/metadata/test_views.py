@@ -58,15 +58,15 @@ async def test_a_message_says_what_the_view_does(known):
     assert known.view("a") == replace(view, version="")
 
 
-async def test_all_who_ask_of_one_snapshot_share_one_message(known):
+async def test_who_ask_together_share_one_message(known):
     """A report wakes the watch of its own node: both want the same."""
     views = Views(Snapshots(known))
 
-    one, other = await asyncio.gather(views.of("a"), views.of("a"))
+    one, other, of_b = await asyncio.gather(views.of("a"), views.of("a"), views.of("b"))
 
     assert one is other
-    assert one is await views.of("a")
-    assert one is not await views.of("b")
+    assert one is not of_b
+    assert not views._making
 
 
 async def test_who_stops_waiting_takes_the_view_from_nobody(known):
@@ -122,3 +122,16 @@ async def test_what_a_node_was_told_is_forgotten_with_the_node(known):
     await views.of("b")
 
     assert views._written.keys() == {"b"}
+
+
+async def test_a_long_view_is_not_kept(known, monkeypatch, written):
+    """Of a thousand nodes each view lists a thousand: a million peers would be held."""
+    monkeypatch.setattr(module, "KEPT_BYTES_MAX", 10)
+    snapshots = Snapshots(known)
+    views = Views(snapshots)
+
+    first, again = await views.of("a"), await views.of("a")
+
+    assert first == again
+    assert not views._written
+    assert len(written) == 2

@@ -1,4 +1,4 @@
-"""The view of each node as it is sent: made once for a snapshot, written once for what it says.
+"""The view of each node as it is sent: made once for all who ask together, written once.
 
 All that one change wakes ask for views of one snapshot, a node's report and its watch for the same
 one, and most changes are nothing to most nodes.
@@ -15,6 +15,10 @@ from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata.domain.node_view import World, node_view
 from holdfast_services.metadata.transactor import Transactor
+
+KEPT_BYTES_MAX = 32 << 10
+"""A longer view is written each time: those of many nodes, of which each lists all others, would
+take more memory than it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +48,35 @@ class Views:
         if world is not self._world:
             self._world, self._making = world, {}
             self._written = {n: kept for n, kept in self._written.items() if n in world.nodes}
-        making = self._making.get(node)
-        if making is None:
-            work = self._transactor.in_thread(lambda: self._make(world, node))
-            making = self._making[node] = asyncio.create_task(work)
-        return await asyncio.shield(making)
+        making, task = self._making, self._making.get(node)
+        if task is None:
+            task = making[node] = asyncio.create_task(self._make(world, node))
+            task.add_done_callback(lambda _: making.pop(node, None))
+        return await asyncio.shield(task)
 
-    def _make(self, world: World, node: str) -> pb.NodeView:
-        view = node_view(world, node)
-        # Which inventory it knows changes with each heartbeat, and is nothing to act on.
-        what = replace(view, taken_incarnation=0, taken_sequence=0)
-        written = self._written.get(node)
-        if written is None or written.view != what:
-            written = self._written[node] = _Written(what, versioned(what))
-        message = pb.NodeView()
-        message.CopyFrom(written.message)
-        message.taken_incarnation = view.taken_incarnation
-        message.taken_sequence = view.taken_sequence
+    async def _make(self, world: World, node: str) -> pb.NodeView:
+        before = self._written.get(node)
+        written, message = await self._transactor.in_thread(lambda: _write(world, node, before))
+        if node in world.nodes and written.message.ByteSize() <= KEPT_BYTES_MAX:
+            self._written[node] = written
+        else:
+            self._written.pop(node, None)
         return message
+
+
+def _write(world: World, node: str, before: _Written | None) -> tuple[_Written, pb.NodeView]:
+    view = node_view(world, node)
+    # Which inventory it knows changes with each heartbeat, and is nothing to act on.
+    what = replace(view, taken_incarnation=0, taken_sequence=0)
+    if before is not None and before.view == what:
+        written = before
+    else:
+        written = _Written(what, versioned(what))
+    message = pb.NodeView()
+    message.CopyFrom(written.message)
+    message.taken_incarnation = view.taken_incarnation
+    message.taken_sequence = view.taken_sequence
+    return written, message
 
 
 def versioned(view: NodeView) -> pb.NodeView:
