@@ -313,3 +313,22 @@ def test_places_beyond_what_32_bits_count_are_right(tmp_path):
         before = reader.tensor("a", Box((1, shape[1] - 4), (1, 4)))
 
     assert ([[1.0, 2.0, 3.0, 4.0]], [[0.0] * 4]) == (last.tolist(), before.tolist())
+
+
+def test_what_an_optimizer_keeps_of_a_parameter_without_elements_comes_back(tmp_path):
+    """Steps are counted of it as of the others."""
+
+    def made(steps):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.zeros(2))])
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            sum(p.sum() for p in model).backward()
+            optimizer.step()
+        return {"m": model, "o": optimizer}
+
+    saved, target = made(3), made(0)
+    worlds.there_and_back(tmp_path, saved, target)
+
+    kept = [target["o"].state[p] for p in target["m"]]
+    assert [3.0, 3.0] == [float(of["step"]) for of in kept]
+    assert (0, 3) == kept[0]["exp_avg"].shape

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -99,3 +100,9 @@ def test_an_average_is_named_as_its_model():
     averaged = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
 
     assert {"ema.weight", "ema.bias", "ema.n_averaged"} == set(names({"ema": averaged}))
+
+
+def test_two_tensors_of_one_name_are_refused():
+    """P7: a key may have a dot in it, as names have."""
+    with pytest.raises(InvalidRequestError, match=r"the same name 'm\.0\.weight'"):
+        names({"m": nn.Sequential(nn.Linear(1, 1)), "m.0": nn.Linear(1, 1)})

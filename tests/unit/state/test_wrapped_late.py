@@ -51,6 +51,24 @@ def test_a_module_that_is_wrapped_late_is_shared_once_the_wrapper_is_in_the_stat
     assert homes(capture) == {Home.SHARED}
 
 
+@pytest.mark.filterwarnings("ignore:.broadcast_buffers. is deprecated:FutureWarning")
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_what_ddp_does_not_keep_alike_is_each_ranks_own(world, broadcast):
+    world(1)
+    model = nn.BatchNorm1d(3)
+    ignored = ["weight", "running_mean"]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    state = {"m": DistributedDataParallel(model, broadcast_buffers=broadcast)}
+
+    found = Capture(state, rank=1, world_size=4).survey().tensors
+
+    alike = {"m.bias": Home.SHARED}
+    if broadcast:
+        alike |= {"m.running_var": Home.FIRST, "m.num_batches_tracked": Home.FIRST}
+    assert alike == {tensor.fqn: tensor.home for tensor in found if tensor.home != Home.RANK}
+    assert len(found) == 5
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_module_that_is_compiled_late_keeps_names_and_optimizer(tmp_path, in_place):
     """In place, or as a wrapper that takes its place in the state."""
