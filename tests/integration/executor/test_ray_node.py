@@ -74,14 +74,10 @@ def actor(folder):
     made.close()
 
 
-def test_it_is_over_when_no_executor_is_on_its_way(actor):
+def test_it_is_over_when_no_executor_is_on_its_way_and_stays_so(actor):
     """Else the node is given back to Ray, and an executor comes up on it."""
     until(lambda: actor.say("end")["over"], "it ends")
     assert not actor.executors()
-
-
-def test_of_two_commands_the_one_that_ends_counts(actor):
-    until(lambda: actor.say("end")["over"], "it ends")
     for _ in range(5):
         assert actor.say()["over"], "another command that goes on does not take it back"
     assert not actor.executors()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 
 import aiohttp
 import kmock
@@ -33,18 +34,28 @@ LOST = 0
 
 
 class Front:
-    """kmock for its caller, but for ``faults``: (method, part of the path, status, body)."""
+    """kmock for its caller, but for ``faults``: (method, part of the path, status, body).
+
+    In the place of a status there may be what happens first, once.
+    """
 
     def __init__(self, url, session):
         self.url, self._session = url, session
         self.faults = []
+        self.token = "old"
         self.asked = []
 
     async def answer(self, request):
         body = await request.read()
         what = (request.method, request.path_qs)
-        self.asked.append(what)
+        self.asked.append((*what, body.decode()))
+        if request.headers.get("Authorization", f"Bearer {self.token}") != f"Bearer {self.token}":
+            return web.json_response({"message": "Unauthorized"}, status=401)
         fault = next((f for f in self.faults if f[0] == what[0] and f[1] in what[1]), None)
+        if fault is not None and callable(fault[2]):
+            self.faults.remove(fault)
+            await fault[2]()
+            fault = None
         if fault is not None and fault[2] != LOST:
             said = fault[3] if len(fault) > 3 else {"message": f"told to say {fault[2]}"}
             return web.json_response(said, status=fault[2])
@@ -70,6 +81,8 @@ class Orderer:
         self.cancelled = []
         self.refused = None
         self.away = False
+        self.thinks_s = 0.0
+        self.asked_at_s = []
         self._news = asyncio.Condition()
 
     def app(self):
@@ -92,16 +105,18 @@ class Orderer:
         except CheckpointError as error:
             return web.json_response(refusal(error.kind, error.message), status=400)
 
-    async def order(self, node, number, *orders):
+    async def order(self, node, number, *orders, poll_s=0.2):
         async with self._news:
             self.orders[node] = Orders(
-                version=str(number), number=number, orders=orders, poll_s=0.2
+                version=str(number), number=number, orders=orders, poll_s=poll_s
             )
             self._news.notify_all()
 
     async def _ask(self, request):
         name, asked = request.match_info["node"], from_record(ExecutorRequest, await request.json())
         check(asked.report)
+        self.asked_at_s.append(time.monotonic())
+        await asyncio.sleep(self.thinks_s)
         executor = self.leases.setdefault(name, asked.report.executor)
         if executor != asked.report.executor:
             return web.json_response(refusal("already_exists", "another executor"), status=409)
@@ -165,6 +180,7 @@ class World:
     def __init__(self, front, url, orderer, scheduler_url, session):
         self.front, self.url, self.orderer = front, url, orderer
         self._scheduler_url, self._session = scheduler_url, session
+        self.token = "old"
         self._operators = []
 
     async def ask(self, method, path, body=None):
@@ -185,6 +201,10 @@ class World:
         path = f"{OURS}/namespaces/{namespace}/{PLURAL}"
         await self.ask("POST", path, {**job, **({"status": status} if status else {})})
         return f"{path}/{name}"
+
+    def made(self):
+        """Return where objects were made, or tried to."""
+        return [path for method, path, _ in self.front.asked if method == "POST"]
 
     async def alive(self):
         """Return the pods that are not deleted."""
@@ -207,7 +227,7 @@ class World:
                 await asyncio.sleep(0.01)
 
     def operator(self):
-        kubernetes = Kubernetes(lambda: kopf.ConnectionInfo(server=self.url))
+        kubernetes = Kubernetes(lambda: kopf.ConnectionInfo(server=self.url, token=self.token))
         made = Operator(kubernetes, Scheduler(self._scheduler_url), self.orderer)
         self._operators.append(made)
         return made

@@ -159,6 +159,9 @@ def test_a_submission_that_nobody_noted_is_cancelled_with_its_object():
         assert attended(job, {**same, "state": "cancelled"}) == [Release()]
         for key in SEEN:
             assert attended(job, {**same, key: "x"}) == [Release()], "it is somebody else's"
+    for state, what in (("running", Cancel()), ("ended", Release())):
+        job = deleted(told(state))
+        assert attended(job, {**same, "id": "s-2"}) == [what], "taken on again, or long over"
 
 
 @given(

@@ -69,7 +69,7 @@ def attend(
     ours = document is not None and document["id"] == status.get("id")
     if metadata.get("deletionTimestamp"):
         if held:
-            ours = ours or (not status.get("id") and _would_be(job, document))
+            ours = ours or (not is_over(job) and _would_be(job, document))
             yield from _deleted(document if ours else None, pods=pods)
     elif not held:
         yield Hold()
