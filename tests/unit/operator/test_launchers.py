@@ -11,6 +11,7 @@ from holdfast.core.executions import ExecutorReport, LastWord, Outcome, check
 from holdfast.core.records import to_record
 from holdfast.launcher import ending
 from holdfast_services.operator.domain.launchers import launcher_of
+from holdfast_services.operator.domain.names import pod_name
 
 
 def state(one):
@@ -36,7 +37,12 @@ def test_pods_of_others_are_none_of_ours():
     ):
         other = pod()
         other["metadata"]["labels"][key] = value
+        if value.isdecimal():  # the scheduler takes no such number
+            other["metadata"]["name"] = pod_name("default.gpt", int(value), "a")
         assert launcher_of(other) is None, (key, value)
+    copy = pod()
+    copy["metadata"]["name"] = "copy"
+    assert launcher_of(copy) is None
     bare = {"metadata": {"name": "x", "namespace": "default"}}
     assert launcher_of(bare) is None
 
@@ -63,6 +69,24 @@ def test_a_word_is_short_enough_for_kubernetes_and_ends_as_the_reason_does(tmp_p
         word = ending.read(there)
         assert word.outcome is Outcome.FAILED
         assert word.reason.endswith("end")
+
+
+@pytest.mark.parametrize(
+    "terminated",
+    [
+        {"exitCode": 1, "message": '{"outcome": "failed", "code": 100000}'},
+        {"exitCode": 1, "message": '{"outcome": "failed", "reason": "\\ud800"}'},
+        {"exitCode": 1, "message": '{"outcome": "running"}'},
+        {"exitCode": 1, "message": "[" * 4000},
+        {"exitCode": 1, "message": "\0" * 4000},
+    ],
+)
+def test_what_a_script_writes_in_the_place_of_a_word_silences_no_node(terminated):
+    """A report that the scheduler does not take would be a node that is lost."""
+    said = state(pod(phase="Failed", terminated=terminated))
+
+    assert said.outcome in (Outcome.FAILED, Outcome.KILLED)
+    assert said.reason.encode() is not None
 
 
 def test_exit_143_without_a_word_is_no_failure_of_the_script():

@@ -91,12 +91,12 @@ def launcher_of(pod: Document) -> Launcher | None:
         pod=metadata["name"],
         state=state,
         stopping=bool(metadata.get("deletionTimestamp")),
-        hopeless="" if word else _hopeless(pod),
+        hopeless=_hopeless(pod),
     )
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 15
+    return text.isdecimal() and len(text) <= 15
 
 
 def _last_word(pod: Document) -> LastWord | None:
