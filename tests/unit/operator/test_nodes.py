@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.operator.objects import node
+from tests.unit.operator.objects import deleted, node
 
+from holdfast.core.executions import GPUS_PER_NODE_MAX
+from holdfast.errors import InvalidRequestError
+from holdfast_services.operator.domain.names import object_of
 from holdfast_services.operator.domain.nodes import offer_of
 
 
@@ -67,3 +70,21 @@ def test_a_node_whose_kubelet_is_silent_is_not_ready():
     assert not offer_of(node(ready=False)).ready
     bare = {"metadata": {"name": "a"}}
     assert not offer_of(bare).ready
+
+
+def test_a_node_that_is_being_deleted_leaves():
+    assert offer_of(deleted(node())).leaving == "it is being deleted"
+
+
+def test_a_node_offers_no_more_gpus_than_the_scheduler_takes():
+    """A report that it does not take would be a node that is lost."""
+    assert offer_of(node(gpus=100)).gpus == GPUS_PER_NODE_MAX
+    places = node(gpus=0, labels={"holdfast.dev/gpus": "9999"})
+    assert offer_of(places).gpus == GPUS_PER_NODE_MAX
+
+
+@pytest.mark.parametrize("job", ["elsewhere", "a.", "a/b.c", "a.b/c"])
+def test_a_job_of_another_kind_has_no_object(job):
+    """Nor is a part of its name taken for one of a path."""
+    with pytest.raises(InvalidRequestError, match="is of no HoldfastJob"):
+        object_of(job)

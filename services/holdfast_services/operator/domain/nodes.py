@@ -59,7 +59,7 @@ def offer_of(node: Document) -> Offer:
     count, leaving = here, ""
     if asked is None:
         leaving = f"it has no label {GPUS} any more"
-    elif re.fullmatch("[0-9]{1,4}", asked) and int(asked) <= GPUS_PER_NODE_MAX:
+    elif re.fullmatch("[0-9]{1,4}", asked):
         count = min(int(asked), here) if here else int(asked)
     elif asked != "auto":
         leaving = f"its label {GPUS} is {asked!r}: write auto, or a number"
