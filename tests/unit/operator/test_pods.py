@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.objects import example, order
 
 from holdfast.errors import InvalidRequestError
+from holdfast_services.operator.domain.names import FINALIZER
 from holdfast_services.operator.domain.pods import escaped, pod_of
 
 
@@ -39,6 +40,17 @@ def test_it_runs_the_launcher_on_the_granted_node_alone():
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["terminationGracePeriodSeconds"] == 23, "the launcher kills its ranks first"
     assert pod["metadata"]["labels"]["holdfast.dev/start"] == "7"
+
+
+def test_the_pod_is_kept_until_its_end_is_told_and_goes_with_its_object():
+    job = example()
+    job["spec"]["template"]["spec"]["containers"][0]["args"] = ["of the image"]
+    pod = pod_of(order(), "a", job)
+
+    assert pod["metadata"]["finalizers"] == [FINALIZER]
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("HoldfastJob", "gpt", "u-1")
+    assert "args" not in pod["spec"]["containers"][0]
 
 
 def test_the_template_stays_as_it_is_otherwise():

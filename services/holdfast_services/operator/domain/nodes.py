@@ -89,7 +89,7 @@ def _type(labels: Document, here: int) -> str:
     if not here:
         return "cpu"
     found = next((labels[name] for name in TYPES if name in labels), "")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", found)[:64]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", found)
 
 
 def _spots(labels: Document) -> dict[str, str]:
