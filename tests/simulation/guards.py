@@ -196,8 +196,8 @@ MUTANTS = (
     mutant(
         "unheard",
         "nothing is decided before the nodes with a lease, or a rank, have reported",
-        ("metadata/domain/restore_decision.py", "if not _heard(attempt, {*facts.live(), *hosts}, facts):",
-         "if False:"),
+        ("metadata/domain/restore_decision.py",
+         "if awaited_reports(run, facts.nodes, facts.now_s, facts.limits):", "if False:"),
     ),
     mutant(
         "late-news",
@@ -353,8 +353,8 @@ MUTANTS = (
         "parts that come for a restore are not the copy that an owner asked for",
         ("agent/shell.py", "event.name.state is SlotState.PARTIAL", "False"),
         ("agent/domain/event_handling.py",
-         "    if event.name.state is not SlotState.PARTIAL:\n        state.holds.pop(shard, None)",
-         "    state.holds.pop(shard, None)"),
+         "if event.name.state is not SlotState.PARTIAL and state.holds.pop(",
+         "if state.holds.pop("),
     ),
     mutant(
         "parts-once",

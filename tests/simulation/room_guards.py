@@ -139,7 +139,7 @@ OF_ROOM = (
     mutant(
         "room: repair-leases",
         "copies that are made up while a restore goes on take back idle leases, as it does itself",
-        ("agent/domain/fetch_wishes.py", "restore or _is_restoring(state, want.shard.id.run)", "restore"),
+        ("agent/domain/fetch_wishes.py", "restore or is_restoring(state, want.shard.id.run)", "restore"),
     ),
     mutant(
         "N28 repair: restored",
