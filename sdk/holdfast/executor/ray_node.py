@@ -92,7 +92,7 @@ class RayNode:
         return NodeState(
             host=platform.node(),
             executor=self._executor,
-            over=self._over and self._ending,
+            over=self._over,
             said=self._problem or self._last_line(),
         )
 
@@ -131,6 +131,7 @@ class RayNode:
         """Return the pid of a new executor; 0: there is none, or none is to be."""
         if self._ending:
             return 0
+        self._over = False
         starter = (sys.executable, "-m", "holdfast.executor.detached", str(self._log))
         try:
             done = subprocess.run(  # noqa: S603 - this very Python

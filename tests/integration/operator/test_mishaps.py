@@ -409,6 +409,9 @@ async def test_a_job_that_waited_and_was_taken_on_unnoted_is_cancelled_with_its_
     operator = there.operator()
     await operator.jobs.turn()
     assert (await there.ask("GET", JOB))["status"]["state"] == "waiting"
+    there.front.asked.clear()
+    await operator.jobs.turn()
+    assert [method for method, _, _ in there.front.asked] == ["GET"], "told once"
     there.orderer.refused = None
     there.front.faults.append(("PATCH", "/status", 500))
     with pytest.raises(UnavailableError):
