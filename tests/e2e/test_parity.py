@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 
 import pytest
 from tests.e2e.stack import running_stack, until
@@ -49,20 +50,31 @@ def test_two_of_four_nodes_are_lost_and_training_goes_on_bit_for_bit(stack):
 def test_nobody_waits_for_a_step_of_which_a_part_went_with_an_arena(stack):
     """4.7: training waits for the copies of that very step, so no rank goes on without it."""
     common = ("--job", "j", "--parity", "2", "2", "--wait", "replicated", "--hold-copies")
-    ranks = stack.ranks(*common, "--steps", "12", "--pause-s", "0.05", **WORLD)
-    ranks.until_step(5)
-    other = stack.agent_pid(0)
-    os.kill(other, signal.SIGSTOP)  # no element is made without it
-
-    def unprotected() -> bool:
-        safe = [step for step, row in levels(stack, "j").items() if row["replicated_at"]]
-        return max(steps_of(stack.arena(3)), default=0) > max(safe)
-
-    until(unprotected, "a step that stays local")
+    ranks = stack.ranks(*common, "--steps", "24", "--pause-s", "0.05", **WORLD)
+    others = [stack.agent_pid(index) for index in (0, 1, 2)]
+    stop_before_a_commit(stack, ranks, others)
     lose(stack, 3)
-    os.kill(other, signal.SIGCONT)
+    send(others, signal.SIGCONT)
 
     ranks.succeed()
 
     lost = [e["message"] for e in stack.rest("events") if e["kind"] == "step_abandoned"]
     assert [text for text in lost if text.endswith(("was lost", "before they were safe"))], lost
+
+
+def stop_before_a_commit(stack, ranks, agents) -> None:
+    """Stop the other agents while node 3 has a step that is not committed: nobody has elements."""
+    for step in range(5, 22):
+        ranks.until_step(step)
+        send(agents, signal.SIGSTOP)
+        ends_s = time.monotonic() + 1.0
+        while time.monotonic() < ends_s:
+            if max(steps_of(stack.arena(3)), default=0) > max(levels(stack, "j")):
+                return
+        send(agents, signal.SIGCONT)
+    raise AssertionError("each step was committed before the agents stopped")
+
+
+def send(pids, number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.integration.metadata.test_process import Running
+from tests.integration.metadata.process import Running
 from tests.integration.persistence.harness import JOB, Holder, segment, until
 from tests.integration.persistence.process import ROOT, WorkerProcess
 from tests.said import rank_status
