@@ -7,6 +7,7 @@ import httpx
 import pytest
 import sqlalchemy
 
+from holdfast.core.ids import job_name
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.calls.health import StoreHealth
 from holdfast_services.metadata.edges.object_tier import ObjectTier
@@ -128,3 +129,18 @@ async def test_a_database_that_takes_no_writes_is_not_ready(database_url, kit):
 
     assert "could not be written for" in refused.json()["detail"]
     assert all(answer.is_success for answer in others)
+
+
+def test_no_job_has_a_name_that_ends_like_the_path_of_something_else(kit, tmp_path):
+    """A name may hold slashes: of a job ``a/ledger`` nobody could ask for the document."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (app, _, _):
+            return app.openapi()["paths"]
+
+    tails = {path.partition("/jobs/{job}/")[2].split("/")[0] for path in asyncio.run(main())}
+
+    for word in tails - {""}:
+        with pytest.raises(InvalidRequestError, match=word):
+            job_name(f"a/{word}")
+    assert {"checkpoints", "ledger", "scrub"} <= tails

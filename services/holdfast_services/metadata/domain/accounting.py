@@ -43,8 +43,9 @@ def heard(run: Run, attempt: Attempt, ranks: Collection[RankFacts], heard_s: flo
         ranks: What is known of them now.
         heard_s: When.
     """
-    trains = len(ranks) == attempt.spec.world_size and all(rank.loaded for rank in ranks)
-    if run.ledger.since_s is not None or not trains:
+    if run.ledger.since_s is not None or len(ranks) != attempt.spec.world_size:
+        return run.ledger
+    if not all(rank.loaded for rank in ranks):
         return run.ledger
     restored = run.decision.checkpoint if run.decision else None
     saved = (row.local_at_s for row in run.checkpoints if row.id == restored)
