@@ -21,7 +21,7 @@ from holdfast.core.user_events import Event
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import (
     State,
-    asked,
+    asks_to_report,
     handle,
     inventory,
     pressing,
@@ -130,7 +130,7 @@ class Shell:
             self._show()
         if before is None or not reports_alike(before, self.state):
             self._report()
-        if asked(before.view if before else None, self.state.view):
+        if asks_to_report(before.view if before else None, self.state.view):
             self.on_inventory(True)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -2,7 +2,7 @@
 
 from holdfast_services.agent.domain.event_handling import handle
 from holdfast_services.agent.domain.node_inventory import inventory, reports_alike
-from holdfast_services.agent.domain.report_urgency import asked, pressing
+from holdfast_services.agent.domain.report_urgency import asks_to_report, pressing
 from holdfast_services.agent.domain.reservation_admission import admit
 from holdfast_services.agent.domain.session_views import session_view, shows_alike
 from holdfast_services.agent.domain.state import Content, HeldSum, Session, Slot, State, Work
@@ -16,7 +16,7 @@ __all__ = [
     "State",
     "Work",
     "admit",
-    "asked",
+    "asks_to_report",
     "dump",
     "handle",
     "inventory",

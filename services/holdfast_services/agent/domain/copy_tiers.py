@@ -8,7 +8,7 @@ from holdfast_services.agent.domain.fetch_wishes import is_restoring
 from holdfast_services.agent.domain.state import Content, State
 
 
-def asked(state: State, content: Content) -> Content:
+def as_asked_for(state: State, content: Content) -> Content:
     """Return the content of a copy that its owner asks for: memory, unless a restore brought it.
 
     Metadata plans the copies of each committed step too, and may be quicker than the owner: such a

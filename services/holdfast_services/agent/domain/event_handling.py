@@ -352,7 +352,9 @@ def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
     shard = event.shard.id
     held = state.held(shard)
     if held is not None and held.content is not None:
-        state.slots[held.name.slot] = replace(held, content=copy_tiers.asked(state, held.content))
+        state.slots[held.name.slot] = replace(
+            held, content=copy_tiers.as_asked_for(state, held.content)
+        )
         return []
     known = state.holds.get(shard)
     asked_s = known.asked_s if known else state.now_s
@@ -366,7 +368,7 @@ def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
 def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
     shard, content = event.content.shard.id, event.content
     if event.name.state is not SlotState.PARTIAL and state.holds.pop(shard, None) is not None:
-        content = copy_tiers.asked(state, content)
+        content = copy_tiers.as_asked_for(state, content)
     state.fetches.pop(shard, None)
     slot = _current(state, event.name)
     if slot is not None:

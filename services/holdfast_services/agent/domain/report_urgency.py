@@ -24,7 +24,7 @@ def pressing(before: Inventory | None, now: Inventory) -> bool:
     return kept.lasting() != before.lasting()
 
 
-def asked(before: NodeView | None, now: NodeView | None) -> bool:
+def asks_to_report(before: NodeView | None, now: NodeView | None) -> bool:
     """Tell whether a view asks for a report that the one before has not asked for."""
     known = before.awaited_by if before else ()
     return now is not None and not set(known).issuperset(now.awaited_by)

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from holdfast.core.byte_sizes import format_bytes
 from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.domain.node_view import World
+from holdfast_services.metadata.edges.dashboard.paging import page_of
 from holdfast_services.metadata.edges.dashboard.texts import ago, counted
 
 NODES_PER_PAGE = 100
@@ -68,16 +69,14 @@ def nodes_page(asked: Asked, world: World) -> Nodes:
         if wanted in node.name.lower() or wanted in node.inventory.node.domain.lower()
     ]
     found.sort(key=lambda node: (node.live(world.now_s), -_fill(node), node.name))
-    pages = max(1, -(-len(found) // NODES_PER_PAGE))
-    page = min(asked.page, pages)
-    shown = found[(page - 1) * NODES_PER_PAGE : page * NODES_PER_PAGE]
+    page = page_of(found, asked.page, NODES_PER_PAGE, asked.path)
     return Nodes(
         asked=asked,
-        nodes=tuple(_row(node, world.now_s) for node in shown),
+        nodes=tuple(_row(node, world.now_s) for node in page.shown),
         summary=_summary(found, world.now_s),
-        newer=asked.path(page - 1) if page > 1 else "",
-        older=asked.path(page + 1) if page < pages else "",
-        place=f"page {page:,} of {pages:,}",
+        newer=page.newer,
+        older=page.older,
+        place=page.place,
     )
 
 

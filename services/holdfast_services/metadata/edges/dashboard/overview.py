@@ -11,6 +11,7 @@ from holdfast.core.decision import DecisionState
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.dashboard.facts import Facts, facts_of, training
+from holdfast_services.metadata.edges.dashboard.paging import page_of
 from holdfast_services.metadata.edges.dashboard.safety import (
     RecoveryPoint,
     recovery_points,
@@ -87,18 +88,16 @@ def overview(
     fitting = [name for name in names if asked.name.lower() in name.lower()]
     fitting = [name for name in fitting if _fits(asked.state, runs.get(name), world)]
     fitting.sort(key=lambda name: (name not in runs or not training(runs[name], world.now_s), name))
-    pages = max(1, -(-len(fitting) // JOBS_PER_PAGE))
-    page = min(asked.page, pages)
-    shown = fitting[(page - 1) * JOBS_PER_PAGE : page * JOBS_PER_PAGE]
-    found = [runs.get(name) or load(name) for name in shown]
+    page = page_of(fitting, asked.page, JOBS_PER_PAGE, asked.path)
+    found = [runs.get(name) or load(name) for name in page.shown]
     return Overview(
         asked=asked,
         jobs=tuple(job_row(facts_of(run, world)) for run in found if run and not run.removed),
         found=counted(len(fitting), "job"),
         summary=summary(names, world),
-        newer=asked.path(page - 1) if page > 1 else "",
-        older=asked.path(page + 1) if page < pages else "",
-        place=f"page {page:,} of {pages:,}",
+        newer=page.newer,
+        older=page.older,
+        place=page.place,
     )
 
 
