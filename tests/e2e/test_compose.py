@@ -28,6 +28,7 @@ SERVICES = ("postgres", "redis", "metadata", "agent-1", "agent-2", "worker")
 TRAINERS = ("trainer-1", "trainer-2")
 HEALTHY_S_MAX = 120.0
 STEP_S_MAX = 240.0
+SCRAPED_S_MAX = 60.0
 STEPS = 60
 MORE_STEPS = 70
 
@@ -184,13 +185,14 @@ def _check_monitoring(compose: Compose) -> None:
     rules = [rule for group in groups for rule in group["rules"]]
     board = json.loads((ROOT / "deploy/grafana/dashboards/holdfast.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    missing = [
-        expression for expression in [*asked, *(rule["query"] for rule in rules)]
-        if not compose.prometheus(f"query?query={quote(_names(expression))}")["result"]
-    ]  # fmt: skip
+    for expression in (*asked, *(rule["query"] for rule in rules)):
+        query = f"query?query={quote(_names(expression))}"
+        until(
+            lambda query=query: compose.prometheus(query)["result"],
+            f"Prometheus knows what {expression} asks for", SCRAPED_S_MAX,
+        )  # fmt: skip
 
     assert {rule["health"] for rule in rules} == {"ok"}
-    assert not missing
 
 
 def _names(expression: str) -> str:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from holdfast.copying.cuda import CUDA
 from holdfast.copying.port import Devices
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.reports import StepNote
+from holdfast.core.reports import RankReport, StepNote
 from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError, NonFiniteError
 from holdfast.format.notes import step_note
@@ -345,6 +346,8 @@ class Saver:
                 why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
                 error = type(cause)(f"training ends, but {cause.message}{why}", step=newest.step)
         performer.engine.close(left_s())
+        self._settle_stall()
+        self._session.report(self._with_stall)
         self._handle(ev.Closing())
         performer.pool.close()
         performer.twins.close()
@@ -391,6 +394,11 @@ class Saver:
         if newest is not None:
             self._cost(newest, waited_s)
             self.stall_s = newest.stall_s
+
+    def _with_stall(self, report: RankReport) -> RankReport:
+        """Return the report with the last save's cost: no step follows that would tell it."""
+        costs = replace(report.costs, stall_s=self.stall_s, stalled_s=self.stalled_s)
+        return replace(report, costs=costs)
 
     def _cost(self, save: SaveHandle, waited_s: float) -> None:
         save.stall_s += waited_s

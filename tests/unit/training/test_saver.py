@@ -125,6 +125,17 @@ def test_handles_are_bounded_though_all_of_them_drain(make_saver):
     assert handle.step in saver._handles
 
 
+def test_what_the_last_save_cost_is_told_at_the_end(make_saver):
+    """F110: no step follows it that would; an attempt of one step has its stall on the page too."""
+    saver = make_saver()
+    handle = saver.save(7)
+    saver.close(0.0)
+
+    told = make_saver.session._outbox.message("s").report.costs
+    assert (handle.stall_s, handle.stall_s) == (told.stall_s, told.stalled_s)
+    assert told.stall_s > 0
+
+
 def test_notes_of_rank_0_are_told_and_repeated(make_saver):
     make_saver().save(7, {"loss": 0.5})
     box = make_saver.session._outbox
