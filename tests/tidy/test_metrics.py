@@ -11,17 +11,28 @@ from holdfast_services.metadata.domain.durations import Span
 from holdfast_services.metadata.edges.cost_figures import family
 
 ROOT = Path(__file__).parents[2]
-MADE = re.compile(r"\b(gauge|counter|GaugeMetricFamily|SummaryMetricFamily)\(\s*\"(holdfast_\w+)\"")
-KINDS = {"GaugeMetricFamily": "gauge", "SummaryMetricFamily": "summary"}
+KINDS = {
+    "gauge": "gauge",
+    "GaugeMetricFamily": "gauge",
+    "counter": "counter",
+    "CounterMetricFamily": "counter",
+    "Failures": "counter",
+    "_by_transport": "counter",
+    "SummaryMetricFamily": "summary",
+    "Histogram": "histogram",
+}
+MADE = re.compile(rf"\b({'|'.join(KINDS)})\(\s*\"(holdfast_\w+)\"")
 ROW = re.compile(r"^\| `(holdfast_\w+)` \| (\w+) \|", re.MULTILINE)
 
 
 def in_code():
     found = {family(spec): "gauge" for spec in fields(RankCosts)}
     found |= {histograms.name(span): "histogram" for span in Span}
-    for path in (ROOT / "services/holdfast_services").glob("*/edges/*.py"):
-        for kind, name in MADE.findall(path.read_text()):
-            found[name + "_total" * (kind == "counter")] = KINDS.get(kind, kind)
+    services = ROOT / "services/holdfast_services"
+    for path in (*services.glob("*/edges/*.py"), *services.glob("*/metrics.py")):
+        for made_by, name in MADE.findall(path.read_text()):
+            kind = KINDS[made_by]
+            found[name + "_total" * (kind == "counter")] = kind
     return found
 
 

@@ -13,6 +13,7 @@ from holdfast.errors import InvalidRequestError
 
 SHOWN_CHARACTERS_MAX = 40
 PORT_MAX = 65_535
+LOOPBACK = "127.0.0.1"
 
 
 def required(environ: Mapping[str, str], name: str, meaning: str) -> str:
@@ -33,6 +34,21 @@ def port(environ: Mapping[str, str], name: str) -> int:
         InvalidRequestError: it is no port.
     """
     return number(environ, name, 0, low=0, high=PORT_MAX)
+
+
+def listen(environ: Mapping[str, str], name: str) -> str:
+    """Return the ``host:port`` to listen on, a port alone on loopback; empty: not set, or ``off``.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    text = environ.get(name, "")
+    if text == "off":
+        return ""
+    host, _, port = text.rpartition(":")
+    if text and not (port.isascii() and port.isdigit() and int(port[:6]) <= PORT_MAX):
+        raise _refusal(name, text, "host:port, or a port")
+    return f"{LOOPBACK}:{port}" if port and not host else text
 
 
 def number(environ: Mapping[str, str], name: str, otherwise: int, *, low: int, high: int) -> int:

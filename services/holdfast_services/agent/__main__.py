@@ -23,6 +23,7 @@ async def serve(stop: asyncio.Event) -> None:
             "agent": str(settings.agent_socket),
             "rpc_address": agent.me.rpc_address,
             "endpoints": [asdict(endpoint) for endpoint in agent.me.endpoints],
+            "metrics_url": agent.metrics_url,
         }
         say_ready(settings.ready_file, addresses)
         await agent.run(stop)

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -37,6 +38,9 @@ from holdfast_services.kit.server import make_server
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.paced import Paced
 
+if TYPE_CHECKING:
+    from holdfast_services.kit.metrics_server import MetricsServer
+
 GRACE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -45,11 +49,14 @@ log = logging.getLogger(__name__)
 class Agent:
     """One node's agent; ``start``, ``run``, ``close``, in this order, on one loop.
 
+    ``metrics_url`` is where its figures are; empty: nobody asked for them.
+
     Args:
         settings: What it is to be.
     """
 
     me: Peer
+    metrics_url = ""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -63,6 +70,7 @@ class Agent:
         self._peers = PeerClients()
         self._local = make_server()
         self._remote = make_server()
+        self._metrics: MetricsServer | None = None
 
     async def start(self) -> None:
         """Adopt what is in the arena, then listen.
@@ -118,6 +126,7 @@ class Agent:
             tier=tier,
             parity=fetcher.parity,
         )
+        await self._serve_metrics()
         await self._listen(service, heads, host)
         log.info(
             "node %s: %d slots adopted, budget %s, agent %s, rpc %s, data %s",
@@ -140,6 +149,27 @@ class Agent:
         _bind(self._local, self._target)
         await self._remote.start()
         await self._local.start()
+
+    async def _serve_metrics(self) -> None:
+        """Serve ``/metrics`` if it is asked for, and count durations from here on."""
+        if not self._settings.metrics_listen:
+            return
+        # Here: who serves none needs neither the memory nor the time of these libraries.
+        from holdfast_services.agent.metrics import AgentFigures  # noqa: PLC0415
+        from holdfast_services.kit.metrics_server import MetricsServer  # noqa: PLC0415
+
+        figures = AgentFigures(
+            shell=self._shell,
+            performer=self._performer,
+            reporter=self._reporter,
+            transports=self._transport,
+        )
+        names = self._settings.rest_names
+        self._metrics = MetricsServer(self._settings.metrics_listen, "Holdfast agent", names)
+        self._performer.on_ended = figures.durations.ended
+        await self._metrics.begin(figures.families)
+        self.metrics_url = self._metrics.url
+        log.info("metrics on %s/metrics", self.metrics_url)
 
     def _tell_of_transports(self) -> None:
         """Tell people which transport cannot be used, now and when one is left for another."""
@@ -181,6 +211,8 @@ class Agent:
 
     async def close(self) -> None:
         """Stop serving, interrupt transfers, keep the arena's files."""
+        if self._metrics:
+            await self._metrics.end()
         self._launchers.close()
         await self._local.stop(GRACE_S)
         await self._remote.stop(GRACE_S)

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 def data_plane(settings: Settings, budget_bytes: int) -> Preferred:
     """Return the transports of a node whose slots take up to ``budget_bytes``."""
     host = settings.listen_host
-    tcp = Way(kind=TCP, transport=TcpTransport(host, settings.data_port))
+    over_tcp = TcpTransport(host, settings.data_port)
+    tcp = Way(kind=TCP, transport=over_tcp, served=over_tcp.served)
     if settings.rdma_devices is None:
         return Preferred([tcp])
     try:
@@ -31,4 +32,5 @@ def data_plane(settings: Settings, budget_bytes: int) -> Preferred:
     except UnavailableError as error:
         return Preferred([tcp], TransportState(kind=rdma.KIND, problem=error.message))
     where = ", ".join(map(str, places))
-    return Preferred([Way(kind=rdma.KIND, transport=transport, place=where), tcp])
+    over_rdma = Way(kind=rdma.KIND, transport=transport, place=where, served=transport.served)
+    return Preferred([over_rdma, tcp])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ REASONS_COUNT_MAX = 64
 log = logging.getLogger(__name__)
 
 Tell = Callable[[ev.AgentEvent], None]
+Ended = Callable[[Sequence[ev.AgentEvent], float], None]
 
 
 class Performer:
@@ -58,6 +60,8 @@ class Performer:
         self._threads = ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="arena")
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged = deque[str](maxlen=REASONS_COUNT_MAX)
+        self.on_ended: Ended = lambda *_: None
+        """Told what came of an action that takes time, and after how many seconds."""
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             ev.RenameSlot: self.rename,
             ev.Quarantine: self.quarantine,
@@ -92,7 +96,13 @@ class Performer:
         if not task.cancelled() and task.exception() is not None:
             log.error("work failed", exc_info=task.exception())
 
+    @property
+    def under_way_count(self) -> int:
+        """How many actions were begun and have not ended: those that wait for a thread, too."""
+        return len(self._tasks)
+
     async def _run(self, action: ev.Action, tell: Tell) -> None:
+        began_s = time.monotonic()
         try:
             happened = await self._happened(action)
         except Exception as error:
@@ -103,6 +113,7 @@ class Performer:
                 self._logged.append(reason)
                 log.exception("%s", reason)
             happened = ev.gave_up(action, f"{type(error).__name__}: {error}")
+        self.on_ended(happened, time.monotonic() - began_s)
         for event in happened:
             tell(event)
 

@@ -54,7 +54,10 @@ class Reported(Protocol):
 
 
 class Reporter:
-    """Runs three loops; ``poke`` says that the inventory has changed, ``tell`` queues an event."""
+    """Runs three loops; ``poke`` says that the inventory has changed, ``tell`` queues an event.
+
+    ``reports_count`` are reports that were begun, ``failures_count`` those that got no answer.
+    """
 
     def __init__(self, node: str, client: MetadataClient, agent: Reported) -> None:
         self._node = node
@@ -62,11 +65,18 @@ class Reporter:
         self._agent = agent
         self._incarnation = time.time_ns()
         self._sequence = 0
+        self.reports_count = 0
+        self.failures_count = 0
         self._dirty = asyncio.Event()
         self._progress: asyncio.TimerHandle | None = None
         self._reached = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_COUNT_MAX)
         self._eventful = asyncio.Event()
+
+    @property
+    def events_count(self) -> int:
+        """How many events nobody was told of yet."""
+        return len(self._events)
 
     def poke(self, pressing: bool) -> None:
         """Report a changed inventory, at once or together with what else changes soon."""
@@ -108,10 +118,12 @@ class Reporter:
             if self._progress:
                 self._progress.cancel()
                 self._progress = None
+            self.reports_count += 1
             try:
                 view = await self._client.report(self._next())
             except CheckpointError as error:
                 failures += 1
+                self.failures_count += 1
                 self._reached.clear()
                 self._agent.metadata_lost(
                     f"metadata service {self._client.address} does not answer ({error.message}); "

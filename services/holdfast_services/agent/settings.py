@@ -13,6 +13,7 @@ from holdfast.core.ids import node_name
 from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.kit.ready import ready_file
+from holdfast_services.kit.visitors import names
 
 BUDGET_SHARE = 0.5
 REPLICATE_BYTES_PER_S_MIN = 1 << 20
@@ -25,6 +26,7 @@ class Settings:
 
     ``store`` empty: no object tier. It is opened when a restore first needs it. ``rdma_devices``
     empty: all that there are; None: no RDMA. ``replicate_bytes_per_s`` 0: no limit.
+    ``metrics_listen`` empty: no ``/metrics``; ``rest_names``: what browsers know it by.
     """
 
     node: str
@@ -41,6 +43,8 @@ class Settings:
     rdma_devices: tuple[str, ...] | None = ()
     rdma_port: int = 0
     replicate_bytes_per_s: int = 0
+    metrics_listen: str = ""
+    rest_names: frozenset[str] = frozenset()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -68,6 +72,8 @@ class Settings:
             rdma_devices=_rdma_devices(environ.get("HOLDFAST_RDMA", "auto")),
             rdma_port=env.port(environ, "HOLDFAST_RDMA_PORT"),
             replicate_bytes_per_s=_replicate_bytes_per_s(environ),
+            metrics_listen=env.listen(environ, "HOLDFAST_METRICS_LISTEN"),
+            rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
         )
 
 

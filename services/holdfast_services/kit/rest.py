@@ -234,8 +234,3 @@ def host_port(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InvalidRequestError(f"address {text!r} is not host:port")
     return host, int(port)
-
-
-def names(text: str) -> frozenset[str]:
-    """Return the names of ``HOLDFAST_REST_NAMES``."""
-    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())

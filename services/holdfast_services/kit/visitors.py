@@ -37,6 +37,11 @@ def refusal(*, host: str, origin: str | None, reached: str, names: Collection[st
     return f"a page of {origin[:80]!r} may not ask this service: see HOLDFAST_REST_NAMES"
 
 
+def names(text: str) -> frozenset[str]:
+    """Return the names of ``HOLDFAST_REST_NAMES``."""
+    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
+
+
 def _authority(origin: str) -> str:
     """Return ``host:port`` of an origin; empty for ``null`` and what is malformed."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.ready import ready_file
-from holdfast_services.kit.rest import names
+from holdfast_services.kit.visitors import names
 
 NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 10.0

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from holdfast.errors import InternalError
 from holdfast.objectstore import open_store
@@ -21,6 +22,9 @@ from holdfast_services.persistence.settings import Settings
 from holdfast_services.persistence.source import sources_over
 from holdfast_services.persistence.worker import Worker
 from holdfast_services.transport.tcp import TcpTransport
+
+if TYPE_CHECKING:
+    from holdfast_services.kit.metrics_server import MetricsServer
 
 NICE = 10
 """Training goes first: a worker takes what processor time is left over."""
@@ -48,9 +52,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         sources=sources_over(TcpTransport()),
     )
     worker = Worker(settings.worker, queue, service, pool, settings.queue_lease_s)
+    metrics = await _serve_metrics(settings, worker, service, pool)
     ended = _in_thread(worker)
     try:
-        say_ready(settings.ready_file, {"worker": settings.worker, "pid": os.getpid()})
+        told = {"metrics_url": metrics.url} if metrics else {}
+        say_ready(settings.ready_file, {"worker": settings.worker, "pid": os.getpid(), **told})
         log.info("worker %s drains to %s", settings.worker, store.url)
         waiting = [asyncio.create_task(event.wait()) for event in (stop, ended)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -61,10 +67,31 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         if not stop.is_set():
             raise InternalError("the worker's loop ended; its traceback is in the log")
     finally:
+        if metrics:
+            await metrics.end()
         pool.close()
         metadata.close()
         queue.close()
         store.close()
+
+
+async def _serve_metrics(
+    settings: Settings, worker: Worker, service: PersistService, pool: PartPool
+) -> MetricsServer | None:
+    """Serve ``/metrics`` if it is asked for."""
+    if not settings.metrics_listen:
+        return None
+    # Here: who serves none needs neither the memory nor the time of these libraries.
+    from holdfast_services.kit.metrics_server import MetricsServer  # noqa: PLC0415
+    from holdfast_services.persistence.metrics import WorkerFigures  # noqa: PLC0415
+
+    title = "Holdfast persistence worker"
+    server = MetricsServer(settings.metrics_listen, title, settings.rest_names)
+    figures = WorkerFigures(worker=worker, service=service, pool=pool)
+    worker.on_ended = figures.ends.ended
+    await server.begin(figures.families)
+    log.info("metrics on %s/metrics", server.url)
+    return server
 
 
 def _in_thread(worker: Worker) -> asyncio.Event:

@@ -59,6 +59,11 @@ class PartPool:
         finally:
             self._buffers.append(memory)
 
+    @property
+    def waiting_count(self) -> int:
+        """How many parts no thread has taken yet."""
+        return self._work.qsize()
+
     def trim(self) -> None:
         """Free the memory of unused buffers."""
         self._buffers.clear()

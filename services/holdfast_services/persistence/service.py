@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class PersistService:
-    """Does items, several at once from threads of the worker.
+    """Does items, several at once from threads of the worker; ``moved`` adds up all shards.
 
     Args:
         store: The object store.
@@ -76,6 +76,7 @@ class PersistService:
         self._scrub = scrub_pace
         self._sources = sources
         self._sleep = sleep
+        self.moved = Moved()
         self._whole: Mapping[Kind, Callable[[CheckpointWork, threading.Event], None]] = {
             Kind.MANIFEST: self._manifest,
             Kind.COLLECT: self._collect,
@@ -129,7 +130,7 @@ class PersistService:
             self.tell("persist_started", f"{key}: {format_bytes(length)}", plan.job, bytes=length)
         began_s = time.monotonic()
         copies = self._sources(shard, plan.sources, self._pool)
-        upload = ShardUpload(self._store, self._pool, self._persist, plan, stop, copies)
+        upload = ShardUpload(self._store, self._pool, self._persist, plan, stop, copies, self.moved)
         upload.run()
         took_s = time.monotonic() - began_s
         missing = self._retrying(lambda: self._metadata.shard_stored(shard))

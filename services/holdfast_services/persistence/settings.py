@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.core import env
 from holdfast.core.ids import node_name
 from holdfast_services.kit.ready import ready_file
+from holdfast_services.kit.visitors import names
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
@@ -22,7 +23,10 @@ QUEUE_LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """See ``docs/reference/environment.md``. A rate of 0 is no limit."""
+    """See ``docs/reference/environment.md``. A rate of 0 is no limit.
+
+    ``metrics_listen`` empty: no ``/metrics``; ``rest_names``: what browsers know it by.
+    """
 
     metadata_address: str
     store_url: str
@@ -33,6 +37,8 @@ class Settings:
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
     queue_lease_s: float = QUEUE_LEASE_S
     ready_file: Path | None = None
+    metrics_listen: str = ""
+    rest_names: frozenset[str] = frozenset()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -62,6 +68,8 @@ class Settings:
             scrub_bytes_per_s=env.rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
             queue_lease_s=env.seconds(environ, "HOLDFAST_QUEUE_LEASE_S", QUEUE_LEASE_S),
             ready_file=ready_file(environ),
+            metrics_listen=env.listen(environ, "HOLDFAST_METRICS_LISTEN"),
+            rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
         )
 
 

@@ -62,11 +62,13 @@ class Moved:
     """How the bytes of a shard got into the store; all 0: they were there already.
 
     Bytes ``sent`` by us, ``copied`` inside the store, ``kept`` of what somebody else had sent.
+    ``total`` is told of all of them, too.
     """
 
     sent_bytes: int = 0
     copied_bytes: int = 0
     kept_bytes: int = 0
+    total: Moved | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, sent: int = 0, copied: int = 0, kept: int = 0) -> None:
@@ -75,6 +77,8 @@ class Moved:
             self.sent_bytes += sent
             self.copied_bytes += copied
             self.kept_bytes += kept
+        if self.total is not None:
+            self.total.add(sent=sent, copied=copied, kept=kept)
 
 
 class ShardUpload:
@@ -87,11 +91,12 @@ class ShardUpload:
         plan: What metadata asked for; the shard with its sources.
         stop: Ends it between two parts; what was begun stays for whoever goes on.
         sources: The shard's copies; closed at the end.
+        drained: Where what is moved is counted together with other shards'.
     """
 
     def __init__(
         self, store: ObjectStore, pool: PartPool, pace: Pace, plan: ShardWork,
-        stop: threading.Event, sources: ReadableCopies,
+        stop: threading.Event, sources: ReadableCopies, drained: Moved | None = None,
     ) -> None:  # fmt: skip
         self._store = store
         self._pool = pool
@@ -103,7 +108,7 @@ class ShardUpload:
         self._key = self._folder.segment_key(self._shard)
         self._part_bytes = upload_part_bytes(self._shard.length_bytes, UPLOAD_PARTS_COUNT_MAX)
         self._sources = sources
-        self.moved = Moved()
+        self.moved = Moved(total=drained)
 
     def run(self) -> None:
         """Return when object and sidecar are stored and verified.

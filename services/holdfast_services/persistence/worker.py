@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ BACKGROUND = frozenset({Kind.SCRUB, Kind.ORPHANS})
 
 log = logging.getLogger(__name__)
 
+Ended = Callable[[Kind, str, float], None]
+
 
 @dataclass(slots=True, eq=False)
 class _Doing:
@@ -46,6 +49,7 @@ class _Doing:
     stop: threading.Event = field(default_factory=threading.Event)
     lost: bool = False
     background: bool = False
+    kind: Kind | None = None
 
 
 class Worker:
@@ -70,6 +74,14 @@ class Worker:
         self._stop = threading.Event()
         self._guard = threading.Condition()
         self._doing: set[_Doing] = set()
+        self.queue_answers = True
+        self.on_ended: Ended = lambda *_: None
+        """Told by any thread how an item ended: its kind, that of the error or "", seconds."""
+
+    def kinds_under_way(self) -> list[Kind]:
+        """Return the kinds of the items that are being done."""
+        with self._guard:
+            return [doing.kind for doing in self._doing if doing.kind]
 
     def stop(self) -> None:
         """End ``run`` soon; from any thread."""
@@ -88,8 +100,10 @@ class Worker:
             try:
                 self._claim()
                 failures = 0
+                self.queue_answers = True
             except CheckpointError as error:
                 failures += 1
+                self.queue_answers = False
                 if worth_telling(failures):
                     log.warning("the queue does not answer: %s", error)
                 self._stop.wait(QUEUE_WAITS.wait_s(failures))
@@ -148,6 +162,7 @@ class Worker:
 
     def _perform(self, doing: _Doing, item: Item, work: Work) -> Callable[[], None]:
         claim = doing.claim
+        doing.kind, began_s = item.kind, time.monotonic()
         try:
             self._service.do(item, work, doing.stop)
         except StoppedError:
@@ -155,12 +170,15 @@ class Worker:
             return lambda: self._queue.release(claim, delay_s=0.0)
         except CheckpointError as error:
             log.warning("%s failed, delivery %d: %s", claim.item, claim.deliveries, error)
+            self.on_ended(item.kind, error.kind, time.monotonic() - began_s)
             self._tell_failed(claim, work, error)
             return self._later(claim)
         except Exception as error:
             log.exception("%s failed, delivery %d", claim.item, claim.deliveries)
+            self.on_ended(item.kind, InternalError.kind, time.monotonic() - began_s)
             self._tell_failed(claim, work, InternalError(repr(error)))
             return self._later(claim)
+        self.on_ended(item.kind, "", time.monotonic() - began_s)
         return lambda: self._queue.acknowledge(claim)
 
     def _only_background(self, doing: _Doing) -> bool:

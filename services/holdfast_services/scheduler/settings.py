@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.ready import ready_file
-from holdfast_services.kit.rest import names
+from holdfast_services.kit.visitors import names
 from holdfast_services.scheduler.loops.leader import ROUND_S
 from holdfast_services.scheduler.planning import POLICIES, POLICY
 

@@ -105,6 +105,7 @@ def _agent(layout: Layout, node: NodePlaces, budget: str, environ: Mapping[str, 
         "HOLDFAST_RPC_PORT": str(node.rpc_port),
         "HOLDFAST_DATA_PORT": str(node.data_port),
         "HOLDFAST_STORE": layout.store,
+        "HOLDFAST_METRICS_LISTEN": "off",  # one address, and there are several of us
     }
     return Spec(
         name=node.name,
@@ -126,6 +127,7 @@ def _persistence(layout: Layout, environ: Mapping[str, str]) -> Spec:
         "HOLDFAST_QUEUE": layout.queue,
         "HOLDFAST_QUEUE_LEASE_S": environ.get("HOLDFAST_QUEUE_LEASE_S") or str(QUEUE_LEASE_S),
         "HOLDFAST_READY_FILE": str(layout.worker_ready_file),
+        "HOLDFAST_METRICS_LISTEN": "off",
     }
     return Spec(
         name=PERSISTENCE,

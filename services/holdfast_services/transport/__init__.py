@@ -97,6 +97,19 @@ class Job:
             raise UnavailableError(f"{self.address} is too slow with {key}")
 
 
+class ByteCount:
+    """How many bytes there were; counted by several threads, a part at a time."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self.total_bytes = 0
+
+    def add(self, length_bytes: int) -> None:
+        """Count these too."""
+        with self._guard:
+            self.total_bytes += length_bytes
+
+
 class SegmentSource(Protocol):
     """What a server serves from."""
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import UnavailableError
-from holdfast_services.transport import Fetch, FetchRequest, SegmentSource, Transport, no_way
+from holdfast_services.transport import (
+    ByteCount,
+    Fetch,
+    FetchRequest,
+    SegmentSource,
+    Transport,
+    no_way,
+)
 
 REST_S = 60.0
 """How long a way that failed, while another worked, is not tried again."""
@@ -18,11 +25,15 @@ RESTING_COUNT_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A transport and the kind of its endpoints; ``place`` says where it runs, for people."""
+    """A transport and the kind of its endpoints; ``place`` says where it runs, for people.
+
+    ``served`` is what it counts the bytes in that it gave to peers.
+    """
 
     kind: str
     transport: Transport
     place: str = ""
+    served: ByteCount = field(default_factory=ByteCount)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,10 @@ class Preferred:
                 for way in self._ways
             )
         return (self._unused, *found) if self._unused is not None else found
+
+    def served_bytes(self) -> dict[str, int]:
+        """Return how much peers were given over each kind that is used."""
+        return {way.kind: way.served.total_bytes for way in self._ways}
 
     def serve(self, source: SegmentSource) -> tuple[Endpoint, ...]:
         """Begin to serve; return the endpoints of all ways."""

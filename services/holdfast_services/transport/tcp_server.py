@@ -10,7 +10,7 @@ import logging
 import socket
 
 from holdfast.errors import CheckpointError
-from holdfast_services.transport import SegmentSource, reused, wire
+from holdfast_services.transport import ByteCount, SegmentSource, reused, wire
 from holdfast_services.transport.connection import receive
 from holdfast_services.transport.listener import Listener
 from holdfast_services.transport.wire import Status
@@ -23,10 +23,16 @@ log = logging.getLogger(__name__)
 
 
 class TcpServer:
-    """Listens from construction on; ``close`` breaks off everything and waits for the threads."""
+    """Listens from construction on; ``close`` breaks off everything and waits for the threads.
 
-    def __init__(self, host: str, port: int, source: SegmentSource) -> None:
+    ``served``: where it counts the bytes it has sent.
+    """
+
+    def __init__(
+        self, host: str, port: int, source: SegmentSource, served: ByteCount | None = None
+    ) -> None:
         self._source = source
+        self._served = served or ByteCount()
         busy = wire.RESPONSE.pack(Status.BUSY, 0)
         self._listener = Listener(host, port, serve=self._serve, busy=busy, name="fetch")
 
@@ -63,6 +69,7 @@ class TcpServer:
             return _reject(connection)
         connection.sendall(wire.RESPONSE.pack(Status.OK, request.length_bytes))
         connection.sendall(view[request.begin : end])
+        self._served.add(request.length_bytes)
         again = self._source.lookup(request.key, request.incarnation)
         after = Status.NOT_FOUND if reused(view, again) else Status.OK
         connection.sendall(wire.TRAILER.pack(after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,7 @@ class WorkerProcess:
             )  # fmt: skip
         until(lambda: self._ready.exists() or self.process.poll() is not None, "ready")
         assert self._ready.exists(), self.log()
+        self.ready = json.loads(self._ready.read_text())
         return self
 
     def log(self) -> str:

@@ -6,7 +6,9 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.persistence.harness import (
     JOB,
     MIB,
@@ -112,6 +114,36 @@ def test_a_worker_that_is_killed_is_taken_over(catalogue, node, store, store_url
 
     assert PARTS - there == wrapped.count("put_part")
     assert bytes(data) == read(store, shard)
+
+
+def figures(worker):
+    text = httpx.get(f"{worker.ready['metrics_url']}/metrics").text
+    families = list(text_string_to_metric_families(text))
+    assert all(one.documentation and one.type != "unknown" for one in families)
+    found = [sample for one in families for sample in one.samples]
+    return {(one.name[len("holdfast_worker_") :], *one.labels.values()): one.value for one in found}
+
+
+def test_a_worker_tells_prometheus_what_it_drained_and_what_failed(catalogue, node, spawn, offered):
+    """F110."""
+    worker = spawn(HOLDFAST_METRICS_LISTEN="0")
+    shard, data = segment(LENGTH)
+    node.hold(shard, data)
+    key = catalogue.drain([shard], [node.peer])
+    until(lambda: catalogue.durable(key), "durable")
+    until(lambda: ("item_seconds_count", "manifest") in figures(worker), "its end is told")
+    told = figures(worker)
+
+    assert shard.length_bytes == told["drained_bytes_total", "sent"]
+    assert (1, 1) == (told["item_seconds_count", "shard"], told["queue_up",])
+    assert 0 == told["items", "shard"] == told["failures_total", "unavailable", "shard"]
+
+    lost, _ = segment(MIB, step=20)
+    catalogue.drain([lost], [node.peer])  # the node does not have it
+    failed = until(
+        lambda: [k for k, v in figures(worker).items() if k[0] == "failures_total" and v], "told"
+    )
+    assert {"shard"} == {kind for _, _, kind in failed}
 
 
 @pytest.mark.parametrize("where", ["node", "far"])

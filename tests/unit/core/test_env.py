@@ -46,3 +46,23 @@ def test_values_are_read():
     assert 0.0 == env.seconds({NAME: "0"}, NAME, 600.0, zero=True)
     assert 2 << 20 == env.size({NAME: "2M"}, NAME, 0) == env.rate({NAME: "2M/s"}, NAME, 0)
     assert "x" == env.required({NAME: "x"}, NAME, "a time")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", ""),
+        ("off", ""),
+        ("7381", "127.0.0.1:7381"),
+        (":0", "127.0.0.1:0"),
+        ("[::1]:80", "[::1]:80"),
+    ],
+)
+def test_a_port_alone_is_one_of_this_machine(text, address):
+    assert address == env.listen({NAME: text}, NAME)
+
+
+@pytest.mark.parametrize("text", ["host", "host:", "host:x", "65536", "1" * 5000])
+def test_what_is_no_address_is_refused_with_its_variable(text):
+    with pytest.raises(InvalidRequestError, match=f"{NAME}='{text[:40]}' is not host:port"):
+        env.listen({NAME: text}, NAME)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import CheckpointError, InvalidRequestError, UnavailableError
-from holdfast_services.transport import SegmentSource, reused, wire
+from holdfast_services.transport import ByteCount, SegmentSource, reused, wire
 from holdfast_services.transport.connection import receive
 from holdfast_services.transport.listener import Listener
 from holdfast_services.transport.rdma import frames
@@ -23,12 +23,21 @@ log = logging.getLogger(__name__)
 
 
 class RdmaServer:
-    """Listens from construction on; ``close`` ends all queue pairs."""
+    """Listens from construction on; ``close`` ends all queue pairs.
+
+    ``served``: where it counts the bytes that were lent and given back.
+    """
 
     def __init__(
-        self, host: str, port: int, source: SegmentSource, adapters: Sequence[Adapter]
+        self,
+        host: str,
+        port: int,
+        source: SegmentSource,
+        adapters: Sequence[Adapter],
+        served: ByteCount,
     ) -> None:
         self._source = source
+        self._served = served
         self._adapters = adapters
         busy = frames.encode_refusal(Status.BUSY)
         self._listener = Listener(host, port, serve=self._serve, busy=busy, name="lend")
@@ -54,7 +63,7 @@ class RdmaServer:
             log.info("a peer is not served over RDMA: %s", error)
             connection.sendall(frames.encode_refusal(Status.REFUSED))
             return
-        session = _Session(connection, self._source, adapter, queue)
+        session = _Session(connection, self._source, adapter, queue, self._served)
         try:
             connection.sendall(frames.encode_greeting(queue.greeting()))
             while session.answer():
@@ -79,10 +88,16 @@ class _Session:
     """One peer's connection: the parts lent to it, in order."""
 
     def __init__(
-        self, connection: socket.socket, source: SegmentSource, adapter: Adapter, queue: Queue
+        self,
+        connection: socket.socket,
+        source: SegmentSource,
+        adapter: Adapter,
+        queue: Queue,
+        served: ByteCount,
     ) -> None:
         self._connection = connection
         self._source = source
+        self._served = served
         self._memory = adapter.memory
         self._queue = queue
         self._loans: deque[_Loan] = deque()
@@ -132,6 +147,7 @@ class _Session:
             return False
         loan = self._loans.popleft()
         self._memory.take_back(loan.lent)
+        self._served.add(loan.request.length_bytes)
         status = Status.NOT_FOUND if self._gone(loan) else Status.OK
         self._connection.sendall(wire.TRAILER.pack(status))
         return True

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import UnavailableError
-from holdfast_services.transport import Fetch, Job, SegmentSource, address_of
+from holdfast_services.transport import ByteCount, Fetch, Job, SegmentSource, address_of
 from holdfast_services.transport.rdma import verbs
 from holdfast_services.transport.rdma.adapter import Adapter
 from holdfast_services.transport.rdma.client import Lanes
@@ -67,7 +67,10 @@ def _memlock_limit_bytes() -> int | None:
 
 
 class RdmaTransport:
-    """Serves and fetches over the ports at ``places``; ``host:port`` is for control connections."""
+    """Serves and fetches over the ports at ``places``; ``host:port`` is for control connections.
+
+    ``served`` counts the bytes that peers were lent and have read.
+    """
 
     def __init__(self, places: Sequence[Place], host: str = "127.0.0.1", port: int = 0) -> None:
         """Open the devices.
@@ -80,10 +83,11 @@ class RdmaTransport:
         self._adapters = [Adapter(place) for place in places]
         self._lanes = Lanes(self._adapters)
         self._server: RdmaServer | None = None
+        self.served = ByteCount()
 
     def serve(self, source: SegmentSource) -> tuple[Endpoint, ...]:
         """Begin to serve; return the one endpoint."""
-        self._server = RdmaServer(self._host, self._port, source, self._adapters)
+        self._server = RdmaServer(self._host, self._port, source, self._adapters, self.served)
         return (Endpoint(kind=KIND, address=f"{self._host}:{self._server.port}"),)
 
     def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
