@@ -5,8 +5,8 @@ An older checkpoint goes when all bytes of the new one are there, and not before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from secrets import token_hex
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -25,7 +25,7 @@ from holdfast.objectstore import open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import Fill, SentSegment, filler, send
 from holdfast.oneshot.world import Agreement, World
-from holdfast.snapshot.plan import SavePlan, make_plan
+from holdfast.snapshot.plan import SavePlan, Source, make_plan
 from holdfast.state.capture import Capture
 
 
@@ -42,9 +42,34 @@ def write(
     Whatever is refused, by a state, a rank or a full disk, is refused before anything of an older
     checkpoint goes: by then all bytes of the new one are in the store, where no reader sees them.
     """
+    write_source(
+        path, _captured(state, world), world,
+        check=lambda: check_state(state), overwrite=overwrite, notes=notes,
+    )  # fmt: skip
+
+
+def write_source(
+    path: str,
+    source: AbstractContextManager[Source],
+    world: World,
+    *,
+    overwrite: bool,
+    notes: Mapping[str, object],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write what ``source`` gives, as ``write`` does; collective.
+
+    Args:
+        path: Where to.
+        source: Entered once, when the bytes are to be sent.
+        world: The ranks.
+        overwrite: See ``holdfast.save``.
+        notes: See ``holdfast.save``.
+        check: Raises what is to be refused before a folder is made.
+    """
     with ExitStack() as stack:
         with Agreement(world) as asked:
-            check_state(state)
+            check()
             store = stack.enter_context(closing(open_store(path, make=world.rank == 0)))
             if world.rank == 0:
                 asked.value = {"run": token_hex(16)}
@@ -54,7 +79,7 @@ def write(
         folder = CheckpointFolder(store)
         undo = stack.enter_context(ExitStack())
         with Agreement(world) as sent:
-            segment, header = _send(folder, state, world, run, undo)
+            segment, header = _send(folder, source, world, run, undo)
             sent.value = {
                 "length_bytes": segment.sidecar.shard.length_bytes,
                 "root": segment.sidecar.shard.root_digest.hex(),
@@ -75,6 +100,15 @@ def write(
             if world.rank == 0:
                 write_manifest(folder, shards, notes)
         _check_alone(folder, segment, world)
+
+
+@contextmanager
+def _captured(state: MutableMapping[str, object], world: World) -> Iterator[Capture]:
+    capture = Capture(state, rank=world.rank, world_size=world.size)
+    try:
+        yield capture
+    finally:
+        capture.release()
 
 
 def check_state(state: object) -> None:
@@ -112,20 +146,17 @@ def _check_alone(folder: CheckpointFolder, segment: SentSegment, world: World) -
 
 def _send(
     folder: CheckpointFolder,
-    state: MutableMapping[str, object],
+    source: AbstractContextManager[Source],
     world: World,
     run: RunId,
     undo: ExitStack,
 ) -> tuple[SentSegment, bytes]:
     """Send the bytes of this rank's segment; ``undo`` forgets them. Beside it its header."""
-    capture = Capture(state, rank=world.rank, world_size=world.size)
-    try:
+    with source as capture:
         plan = make_plan(
             capture, job=JOB, run=run, generation=0, rank=world.rank, world_size=world.size
         )
         fill = _filler(plan)
-    finally:
-        capture.release()
     told = {"length_bytes": plan.length_bytes, "root": "", "plan_hash": plan.plan_hash}
     sent = send(folder, _shard(run, world.rank, world.size, told), fill, undo)
     return sent, plan.template.fill(step=0, generation=0, parent=None)
