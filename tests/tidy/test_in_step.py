@@ -92,6 +92,7 @@ def test_setting_up_says_what_it_fetches_for_no_gpu(gpu, said):
 
 IMPORTED_AS = {
     "grpcio": "grpc",
+    "megatron-core": "megatron.core",
     "prometheus-client": "prometheus_client",
     "protobuf": "google.protobuf",
 }
