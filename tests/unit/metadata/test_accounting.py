@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.metadata.conftest import Cluster
 from tests.unit.metadata.test_failures import end, train
 
 from holdfast.core.announcements import Announcement, SaveReason
@@ -10,10 +13,17 @@ from holdfast.core.reports import RankCosts
 from holdfast_services.metadata.domain.accounting import shown
 from holdfast_services.metadata.domain.holds import removed
 from holdfast_services.metadata.domain.ledger import Cause, Ledger, total
+from holdfast_services.metadata.domain.rollback import rolled_back
+from holdfast_services.metadata.edges.ledgers import ledger_family
 
 
 def spent(cluster):
-    return total(shown(cluster.run, cluster.now_s, cluster.limits).months)
+    return total(shown(cluster.run, cluster.now_s).months)
+
+
+def notice(cluster, reason):
+    announced = Announcement(step=5, reason=reason)
+    cluster.run = replace(cluster.run, announcement=announced, announced_at_s=cluster.now_s)
 
 
 def test_a_job_that_trains_has_trained_until_now(cluster):
@@ -51,7 +61,7 @@ def test_what_a_checkpoint_had_is_not_lost(cluster):
 @pytest.mark.parametrize("reason", [SaveReason.PREEMPTION, SaveReason.RESCALE])
 def test_who_was_told_to_end_is_down_by_notice(cluster, reason):
     train(cluster, b"first", seconds=10)
-    cluster.run = replace(cluster.run, announcement=Announcement(step=5, reason=reason))
+    notice(cluster, reason)
     end(cluster)
     cluster.later(3.0)
     train(cluster, b"second", seconds=1)
@@ -110,3 +120,182 @@ def test_a_job_of_the_name_of_one_that_was_removed_has_a_ledger_of_its_own(clust
     train(cluster, b"second", seconds=5)
 
     assert (spent(cluster).trained_s, spent(cluster).down_s) == (5.0, {})
+
+
+def figures(cluster):
+    [family] = ledger_family(cluster.world())
+    return {(s.labels["kind"], s.labels["cause"]): s.value for s in family.samples}
+
+
+def test_prometheus_sees_all_of_it_by_kind_and_cause_and_nothing_of_a_job_that_was_removed(cluster):
+    train(cluster, b"first", seconds=10)
+    end(cluster)
+    cluster.later(4.0)
+    train(cluster, b"second", seconds=2)
+    cluster.status("a", 0, costs=RankCosts(stalled_s=1.0))
+    cluster.report("a", "b")
+
+    assert figures(cluster) == {
+        ("productive", ""): 1.0, ("stalled", ""): 1.0,
+        ("lost", "process"): 10.0, ("down", "process"): 4.0,
+    }  # fmt: skip
+    cluster.run = removed(cluster.run)
+    assert figures(cluster) == {}
+
+
+def test_who_trained_on_for_hours_after_a_notice_was_not_ended_by_it(cluster):
+    """A preemption that was called off, and ranks that died the day after."""
+    train(cluster, b"first", seconds=5)
+    notice(cluster, SaveReason.PREEMPTION)
+    cluster.later(4000.0)
+    cluster.report("a", "b")
+    end(cluster)
+    cluster.later(3.0)
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).down_s == {Cause.PROCESS: 3.0}
+
+
+def outage(cluster, seconds):
+    """The catalogue is away; once it is back it prolongs all leases, as if all had been heard."""
+    cluster.now_s += seconds
+    until_s = cluster.now_s + cluster.limits.node_lease_s
+    attempt = replace(cluster.run.attempt, lease_until_s=until_s)
+    cluster.run = replace(cluster.run, attempt=attempt)
+
+
+def test_who_died_while_the_catalogue_was_away_did_not_train_until_it_was_back(cluster):
+    """A machine, or a whole cluster, that was off over night: all of that time it was down."""
+    train(cluster, b"first", seconds=10)
+    outage(cluster, 50_000.0)
+    for node in "ab":
+        cluster.wipe(node)
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).trained_s == 11.0
+    assert spent(cluster).down_s == {Cause.NODE: 50_000.0}
+    assert cluster.run.record.trained_s == 10.0
+
+
+def test_who_trained_on_while_the_catalogue_was_away_has_trained_all_the_time(cluster):
+    train(cluster, b"first", seconds=10)
+    outage(cluster, 50_000.0)
+    cluster.report("a", "b")
+    cluster.later(60.0)
+
+    assert spent(cluster).trained_s == 50_010.0
+
+
+def roll_back(cluster):
+    row = next(row for row in cluster.run.checkpoints if cluster.run.usable(row.id))
+    cluster.run = rolled_back(cluster.run, row).run
+    cluster.settle()
+
+
+def test_a_job_that_is_rolled_back_while_it_trains_has_trained_until_then(cluster):
+    train(cluster, b"first", seconds=10)
+    cluster.commit(7, 1, "a", "b")
+    cluster.later(20.0)
+    cluster.report("a", "b")
+    roll_back(cluster)
+    assert spent(cluster).trained_s == 30.0
+
+    cluster.later(8.0)
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).trained_s == 31.0
+    assert spent(cluster).lost_s == {Cause.NODE: 20.0}
+    assert spent(cluster).down_s == {Cause.NODE: 8.0}
+    assert cluster.run.record.trained_s == 30.0
+
+
+def test_what_is_said_of_a_dead_rank_does_not_keep_the_one_that_fell_silent_alive(cluster):
+    """Of one rank an agent says for hours that it has died, of the other nobody says anything."""
+    train(cluster, b"first", seconds=10)
+    cluster.status("a", 0, live=False)
+    for _ in range(30):
+        cluster.later(1.0)
+        cluster.report("a")
+
+    assert spent(cluster).trained_s == 10.0
+
+
+def test_what_is_reported_again_is_counted_once(cluster):
+    train(cluster, b"first", seconds=10)
+    end(cluster)
+    for _ in range(3):
+        cluster.later(1.0)
+        cluster.deliver(cluster.inventory("a"))
+        cluster.report("b", "a")
+
+    assert spent(cluster).trained_s == 10.0
+
+
+ENDS = ("closed", "died", "silent", "off", "noticed", "rolled back", "taken over")
+
+
+def restored(cluster, nonce):
+    """Begin an attempt that has restored what it was told to."""
+    cluster.join("a", "b")
+    cluster.launch(nonce, "a", "b", launcher="L")
+    if cluster.run.deciding:
+        cluster.ready(("a", 0), ("b", 1))
+    for rank, node in enumerate("ab"):
+        cluster.status(node, rank, loaded=True)
+    cluster.report("a", "b")
+
+
+def over(cluster, how, wait_s):
+    """End what trains, one way or another, and let time pass."""
+    if how == "noticed":
+        notice(cluster, SaveReason.PREEMPTION)
+    if how in ("closed", "died", "noticed"):
+        end(cluster, closed=how == "closed")
+    elif how == "rolled back" and cluster.run.checkpoints:
+        roll_back(cluster)
+    elif how == "off":
+        outage(cluster, wait_s)
+    if how in ("silent", "off"):
+        for node in "ab":
+            cluster.wipe(node)
+    cluster.later(wait_s)
+
+
+HISTORY = st.lists(
+    st.tuples(st.sampled_from(ENDS), st.integers(0, 5), st.integers(0, 40), st.booleans(),
+              st.floats(0, 50), st.booleans()),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@given(HISTORY)
+@settings(max_examples=25, deadline=None)
+def test_all_time_of_a_job_is_productive_stalled_lost_or_down(history):
+    """From its first step to its last word, but for that after an attempt that closed in order."""
+    cluster, began_s, idle_s, closed_s = Cluster(), None, 0.0, None
+    for number, (how, train_s, wait_s, saves, stalled_s, never) in enumerate(history):
+        if never:
+            cluster.join("a", "b")
+            cluster.launch(b"never%d" % number, "a", "b", launcher="L")
+            cluster.later(1.0)
+        restored(cluster, b"%d" % number)
+        began_s = cluster.now_s if began_s is None else began_s
+        idle_s += 0.0 if closed_s is None else cluster.now_s - closed_s
+        cluster.later(train_s)
+        for rank, node in enumerate("ab"):
+            cluster.status(node, rank, costs=RankCosts(stalled_s=stalled_s))
+        if saves:
+            cluster.commit(7 * (number + 1), cluster.run.generation, "a", "b")
+        cluster.report("a", "b")
+        closed_s = cluster.now_s if how == "closed" else None
+        over(cluster, how, wait_s)
+    restored(cluster, b"last")
+    idle_s += 0.0 if closed_s is None else cluster.now_s - closed_s
+    assert cluster.run.ledger.since_s == cluster.now_s
+
+    of_it = spent(cluster)
+
+    down_s = sum(of_it.down_s.values())
+    assert of_it.trained_s + down_s == pytest.approx(cluster.now_s - began_s - idle_s, abs=1e-6)
+    parts = (of_it.productive_s, of_it.stalled_s, *of_it.lost_s.values())
+    assert sum(parts) == pytest.approx(of_it.trained_s, abs=1e-6)

@@ -88,7 +88,7 @@ def test_one_that_was_told_to_save_last_of_all_has_lost_nothing(cluster):
     for reason in (SaveReason.PREEMPTION, SaveReason.RESCALE):
         train(cluster, reason.name.encode(), seconds=10)
         last = Announcement(step=5, reason=reason)
-        cluster.run = replace(cluster.run, announcement=last)
+        cluster.run = replace(cluster.run, announcement=last, announced_at_s=cluster.now_s)
         end(cluster)
     train(cluster, b"last", seconds=1)
 

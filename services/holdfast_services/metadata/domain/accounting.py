@@ -6,32 +6,41 @@ from collections.abc import Collection
 
 from holdfast.core.announcements import SaveReason
 from holdfast_services.metadata.domain.ledger import Cause, Ledger
-from holdfast_services.metadata.domain.model import Attempt, Limits, RankFacts, Run
+from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
 
 ENDING = (SaveReason.PREEMPTION, SaveReason.RESCALE)
 """Who is told to save for one of these saves last of all: nothing is lost."""
+NOTICE_S_MAX = 3600.0
+"""Who trains for so long after it was told to end was not ended by that."""
 
 
-def last_s(run: Run, attempt: Attempt, limits: Limits) -> float:
-    """Return when the newest attempt was last heard; one that fell silent: at its last renewal."""
-    return run.ended.at_s if run.ended else attempt.lease_until_s - limits.node_lease_s
+def last_s(run: Run, attempt: Attempt) -> float:
+    """Return when the newest attempt was last heard.
+
+    Not by its lease: that is prolonged after an outage, and taken away, without a word of it.
+    """
+    return run.ended.at_s if run.ended else max(attempt.started_at_s, run.ledger.heard_s)
 
 
-def why_ended(run: Run) -> Cause | None:
-    """Return how the newest attempt has ended, if another one begins now; None: in order."""
-    if run.announcement is not None and run.announcement.reason in ENDING:
+def why_ended(run: Run, end_s: float) -> Cause | None:
+    """Return how the newest attempt has ended, if another one begins now; None: in order.
+
+    ``end_s`` is when it was last heard.
+    """
+    noticed = run.announcement is not None and run.announcement.reason in ENDING
+    if noticed and end_s - run.announced_at_s <= NOTICE_S_MAX:
         return Cause.NOTICE
     if run.ended is None:
         return Cause.NODE
     return None if run.ended.in_order else Cause.PROCESS
 
 
-def followed(run: Run, limits: Limits) -> Ledger:
+def followed(run: Run) -> Ledger:
     """Return the ledger as another attempt is about to follow the newest one."""
     if run.attempt is None:
         return run.ledger
-    end_s = last_s(run, run.attempt, limits)
-    return run.ledger.ended(end_s, why_ended(run), run.attempt.costs.stalled_s)
+    end_s = last_s(run, run.attempt)
+    return run.ledger.ended(end_s, why_ended(run, end_s), run.attempt.costs.stalled_s)
 
 
 def heard(run: Run, attempt: Attempt, ranks: Collection[RankFacts], heard_s: float) -> Ledger:
@@ -52,7 +61,7 @@ def heard(run: Run, attempt: Attempt, ranks: Collection[RankFacts], heard_s: flo
     return run.ledger.begun(heard_s or attempt.started_at_s, next(saved, None))
 
 
-def shown(run: Run, now_s: float, limits: Limits) -> Ledger:
+def shown(run: Run, now_s: float) -> Ledger:
     """Return the ledger as people see it: as if the newest attempt ended now, if it trains.
 
     A job that is down is counted so once it is back: it may be over for good.
@@ -60,5 +69,5 @@ def shown(run: Run, now_s: float, limits: Limits) -> Ledger:
     attempt = run.attempt
     if attempt is None:
         return run.ledger
-    ends_s = now_s if attempt.lease_until_s > now_s else last_s(run, attempt, limits)
-    return run.ledger.ended(ends_s, None, attempt.costs.stalled_s)
+    ends_s = now_s if attempt.lease_until_s > now_s else last_s(run, attempt)
+    return run.ledger.ended(ends_s, None, attempt.costs.stalled_s).settled()

@@ -154,8 +154,8 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         announced_at_s=0.0,
         retention=wish.spec.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
-        record=failures.recorded(run, limits),
-        ledger=accounting.followed(run, limits),
+        record=failures.recorded(run),
+        ledger=accounting.followed(run),
         ended=None,
     )
 
@@ -220,19 +220,19 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
         return run
     statuses = _statuses(run, attempt, nodes)
     ranks = tuple(_heard(rank, statuses.get(rank.rank)) for rank in run.ranks)
-    renewed = [
-        nodes[rank.node].reported_at_s + limits.node_lease_s
-        for rank in ranks
-        if rank.rank in statuses and rank.live
-    ]
-    lease_until_s = max([attempt.lease_until_s, *renewed])
-    if lease_until_s - attempt.lease_until_s < LEASE_PART_MIN * limits.node_lease_s:
+    lived = [rank for rank in ranks if rank.rank in statuses and rank.live]
+    lived_s = max((nodes[rank.node].reported_at_s for rank in lived), default=0.0)
+    renewed_s = lived_s + limits.node_lease_s if lived else 0.0
+    lease_until_s = max(attempt.lease_until_s, renewed_s)
+    rest_s = LEASE_PART_MIN * limits.node_lease_s
+    if lease_until_s - attempt.lease_until_s < rest_s:
         lease_until_s = attempt.lease_until_s
     if not any(rank.live for rank in ranks):
         lease_until_s = 0.0
     heard = (nodes[rank.node].reported_at_s for rank in ranks if rank.rank in statuses)
     heard_s = max(heard, default=0.0)
     attempt = costs.kept(attempt, statuses, heard_s)
+    run = replace(run, ledger=run.ledger.heard(lived_s, rest_s))
     return replace(
         run,
         ranks=ranks,

@@ -12,7 +12,7 @@ from holdfast.core.failure_record import FailureRecord
 from holdfast.core.inventory import RankStatus
 from holdfast_services.metadata.domain import accounting
 from holdfast_services.metadata.domain.ledger import Cause
-from holdfast_services.metadata.domain.model import Ended, Limits, RankFacts, Run
+from holdfast_services.metadata.domain.model import Ended, RankFacts, Run
 
 
 def ended(
@@ -36,16 +36,16 @@ def ended(
     return Ended(at_s=heard_s or attempt.costs_at_s, in_order=in_order)
 
 
-def recorded(run: Run, limits: Limits) -> FailureRecord:
+def recorded(run: Run) -> FailureRecord:
     """Return the record with the newest attempt, as another one is about to follow it.
 
-    Of one that fell silent the end is when its lease was renewed last.
+    Of one that fell silent the end is when it was last heard.
     """
     attempt = run.attempt
     if attempt is None or not any(rank.loaded for rank in run.ranks):
         return run.record
-    last_s = accounting.last_s(run, attempt, limits)
-    failed = accounting.why_ended(run) in (Cause.NODE, Cause.PROCESS)
+    last_s = accounting.last_s(run, attempt)
+    failed = accounting.why_ended(run, last_s) in (Cause.NODE, Cause.PROCESS)
     return FailureRecord(
         failures_count=run.record.failures_count + failed,
         trained_s=run.record.trained_s + max(0.0, last_s - attempt.started_at_s),

@@ -37,7 +37,7 @@ class LedgerDoc(BaseModel):
 
 def ledger_doc(run: Run, world: World) -> LedgerDoc:
     """Return a job's ledger, with what goes on now."""
-    months = shown(run, world.now_s, world.limits).months
+    months = shown(run, world.now_s).months
     return LedgerDoc(job=run.job, months=[*map(_month, months)], total=_month(total(months)))
 
 
@@ -57,8 +57,9 @@ def ledger_family(world: World) -> Iterator[Metric]:
     """Yield where the time of jobs went, of the first jobs by name."""
     about = "Where the time of a job went: productive, stalled, lost or down, and why."
     found = GaugeMetricFamily("holdfast_ledger_seconds", about, labels=["job", "kind", "cause"])
-    for run in sorted(world.runs, key=lambda run: run.job)[:JOBS_COUNT_MAX]:
-        spent = total(shown(run, world.now_s, world.limits).months)
+    there = [run for run in world.runs if not run.removed]
+    for run in sorted(there, key=lambda run: run.job)[:JOBS_COUNT_MAX]:
+        spent = total(shown(run, world.now_s).months)
         found.add_metric([run.job, "productive", ""], spent.productive_s)
         found.add_metric([run.job, "stalled", ""], spent.stalled_s)
         for kind, by_cause in (("lost", spent.lost_s), ("down", spent.down_s)):

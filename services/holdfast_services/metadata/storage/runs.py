@@ -392,6 +392,7 @@ def _ledger(said: dict[str, Any]) -> Ledger:
     return Ledger(
         months=tuple(Month(**{**row, **_by_cause(row)}) for row in months),
         since_s=said.get("since_s"),
+        heard_s=said.get("heard_s", 0.0),
         left=Left(**{**left, "cause": Cause(left["cause"])}) if left else None,
     )
 

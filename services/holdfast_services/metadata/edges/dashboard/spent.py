@@ -29,7 +29,7 @@ class SpentRow:
 
 def spent(run: Run, world: World) -> tuple[SpentRow, ...]:
     """Return the newest months, the newest first, and all together; empty: it never trained."""
-    months = shown(run, world.now_s, world.limits).months
+    months = shown(run, world.now_s).months
     if not months:
         return ()
     newest = [_row(month.name, month) for month in months[: -MONTHS_SHOWN_MAX - 1 : -1]]
