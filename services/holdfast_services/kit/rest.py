@@ -100,7 +100,7 @@ def make_app(title: str, names: Collection[str]) -> FastAPI:
     )
     app.add_exception_handler(CheckpointError, _problem)
     app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(HTTPException, unrouted)
     app.add_exception_handler(Exception, _failed)
 
     @app.get("/docs", include_in_schema=False)
@@ -138,7 +138,8 @@ async def _malformed(request: Request, error: Exception) -> Response:
     return await _problem(request, InvalidRequestError(f"{where}: {first.get('msg', 'malformed')}"))
 
 
-async def _unrouted(request: Request, error: Exception) -> Response:
+async def unrouted(request: Request, error: Exception) -> Response:
+    """Answer what no route serves, or not by this method."""
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == HTTPStatus.NOT_FOUND:

@@ -113,6 +113,54 @@ def test_a_wrong_question_is_refused_with_a_page(kit, tmp_path):
     assert all("<h1>" in answer.text for answer in answers[:4])
 
 
+def test_what_is_not_there_is_not_asked_about(kit, tmp_path):
+    """Neither a job nor a step of which nothing is known can be verified, pinned or deleted."""
+
+    async def main():
+        async with serving(kit, tmp_path, Linking()) as (service, http):
+            await shelf.shelve(service, shelf.manifest(10))
+            there = await http.get(f"{STEP}/pin?generation=1")
+            asked = (
+                "/jobs/none/scrub", "/jobs/none/checkpoints/10/pin?generation=1",
+                f"/jobs/{JOB}/checkpoints/11/delete?generation=1", f"{STEP}/pin?generation=2",
+            )  # fmt: skip
+            return there, [await http.get(path) for path in asked]
+
+    there, answers = run(main)
+
+    assert 200 == there.status_code
+    assert [404] * 4 == [answer.status_code for answer in answers]
+    assert all("<h1>" in answer.text for answer in answers)
+
+
+def test_a_message_of_what_was_done_is_one_of_ours(kit, tmp_path):
+    async def main():
+        async with serving(kit, tmp_path, Linking()) as (service, http):
+            await shelf.shelve(service, shelf.manifest(10))
+            return [(await http.get(f"/jobs/{JOB}?done={word}")).text for word in ("forged", "")]
+
+    forged, bare = run(main)
+
+    assert forged == bare
+
+
+def test_an_address_where_nothing_is_is_a_page_to_a_browser_and_a_problem_to_others(kit, tmp_path):
+    async def main():
+        async with serving(kit, tmp_path) as (_, http):
+            wide = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+            page = await http.get("/nowhere/<b>", headers=wide)
+            wrong = await http.post("/nodes", headers={**wide, "Origin": "http://localhost"})
+            return page, wrong, await http.get("/nowhere"), await http.get("/jobs/none/")
+
+    page, wrong, problem, slash = run(main)
+
+    assert (404, 405, 404) == (page.status_code, wrong.status_code, problem.status_code)
+    assert "nothing is at /nowhere/&lt;b&gt;" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "not_found" == problem.json()["kind"]
+    assert (307, "/jobs/none") == (slash.status_code, slash.headers["location"])
+
+
 def test_a_filter_that_no_text_fits_finds_no_event(kit, tmp_path, postgres_url):
     """Postgres refuses to be asked for NUL; no event holds one."""
 

@@ -144,3 +144,36 @@ def test_no_job_has_a_name_that_ends_like_the_path_of_something_else(kit, tmp_pa
         with pytest.raises(InvalidRequestError, match=word):
             job_name(f"a/{word}")
     assert {"checkpoints", "ledger", "scrub"} <= tails
+
+
+async def test_a_text_that_no_database_takes_is_refused_by_its_name(database_url, kit):
+    async with kit.running(database_url) as service:
+        nothing = ObjectTier(health=StoreHealth(None))
+        app = make_app(service, service.reports, service.launches, nothing, asyncio.Event())
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            step = "/api/v1/jobs/a/checkpoints/1"
+            answers = [
+                await http.post(f"{step}/pin", json={"note": "a\0b"}),
+                await http.post(f"{step}/reads", json={"holder": "a\0b", "ttl_s": 1}),
+                await http.put("/api/v1/reads/a%00b", json={"ttl_s": 1}),
+            ]
+
+    assert [400] * 3 == [answer.status_code for answer in answers]
+    told = [answer.json()["detail"].split(":")[0] for answer in answers]
+    assert told == ["body.note", "body.holder", "path.lease"]
+
+
+def test_the_ledger_of_a_job_that_never_trained_is_empty_and_of_none_not_found(kit, tmp_path):
+    async def main():
+        async with serving(kit, tmp_path) as (_, service, http):
+            await service.register(kit.wish(0, "node", job="a/b"))
+            paths = ("a/b", "a", "a%3F", "", "..%2Fa")
+            return [await http.get(f"/api/v1/jobs/{path}/ledger") for path in paths]
+
+    there, *others = asyncio.run(main())
+
+    empty = {"trained_s": 0, "productive_s": 0, "stalled_s": 0, "lost_s": {}, "down_s": {}}
+    all_of_it = {"month": "", **empty, "productive_share": None}
+    assert there.json() == {"job": "a/b", "months": [], "total": all_of_it}
+    assert [404, 400, 400, 400] == [answer.status_code for answer in others]

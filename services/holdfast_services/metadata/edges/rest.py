@@ -13,6 +13,7 @@ from fastapi.responses import (
     Response,
     StreamingResponse,
 )
+from starlette.exceptions import HTTPException
 
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast.errors import InvalidRequestError, NotFoundError
@@ -22,6 +23,7 @@ from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges import documents, ledgers, metrics
+from holdfast_services.metadata.edges.dashboard.pages import unrouted
 from holdfast_services.metadata.edges.dashboard.routes import dashboard_router
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_launches import launches_router
@@ -72,6 +74,7 @@ def make_app(
     _add_jobs(app, transactor)
     _add_events(app, transactor, stopping)
     app.include_router(dashboard_router(transactor, objects))
+    app.add_exception_handler(HTTPException, unrouted)
     return app
 
 

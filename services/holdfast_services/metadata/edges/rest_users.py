@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, CheckpointId, job_name
 from holdfast.core.persistence_rules import Retention
+from holdfast.core.text import holds_nul
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.links import links
 from holdfast_services.metadata.calls.rollbacks import roll_back
@@ -38,7 +39,17 @@ OneOf = Annotated[
     ),
 ]
 Seconds = Annotated[float, Field(gt=0, le=READ_S_MAX, description="How long from now, seconds")]
-Lease = Annotated[str, Path(max_length=64)]
+
+
+def _without_nul(text: str) -> str:
+    if holds_nul(text):
+        raise ValueError("holds a NUL character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+"""What a database takes."""
+Lease = Annotated[Text, Path(max_length=64)]
 
 
 class _Body(BaseModel):
@@ -62,7 +73,7 @@ class RetentionDoc(_Body):
 class PinDoc(_Body):
     """Why a checkpoint is kept, for people."""
 
-    note: str = Field("", max_length=NOTE_LENGTH_MAX)
+    note: Text = Field("", max_length=NOTE_LENGTH_MAX)
 
 
 class RollbackWishDoc(_Body):
@@ -79,7 +90,7 @@ class RollbackWishDoc(_Body):
 class ReadWishDoc(_Body):
     """Who is going to read a checkpoint out of the object store, and for how long."""
 
-    holder: str = Field(min_length=1, max_length=HOLDER_LENGTH_MAX)
+    holder: Text = Field(min_length=1, max_length=HOLDER_LENGTH_MAX)
     ttl_s: Seconds
 
 

@@ -17,13 +17,15 @@ from fastapi.responses import RedirectResponse, Response
 
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast.core.text import holds_nul
-from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata.calls.links import links
 from holdfast_services.metadata.calls.rollbacks import roll_back
+from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.edges.dashboard.pages import answer, render
 from holdfast_services.metadata.edges.dashboard.texts import job_path
 from holdfast_services.metadata.edges.object_tier import ObjectTier, expect_archive
+from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.rollbacks import Wish
@@ -105,7 +107,9 @@ def add_actions(router: APIRouter, transactor: Transactor, objects: ObjectTier) 
 
     @router.get("/jobs/{job:path}/scrub")
     async def ask_scrub(job: str) -> Response:
-        return _ask("scrub", job_name(job), None)
+        name = job_name(job)
+        await transactor.read(lambda c: _there(c, name))
+        return _ask("scrub", name, None)
 
     @router.post("/jobs/{job:path}/scrub")
     async def scrub(job: str) -> Response:
@@ -120,8 +124,13 @@ def add_actions(router: APIRouter, transactor: Transactor, objects: ObjectTier) 
     @router.get("/jobs/{job:path}/checkpoints/{step}/{action}")
     async def ask(job: str, step: Step, action: Name, generation: Generation) -> Response:
         at = At(job_name(job), step, generation)
-        run = await transactor.read(lambda c: c.load_run(c.run_of(at.job) or ""))
-        return _ask(action, at.job, at, attempt=run.generation if run else 0)
+
+        def seen(catalogue: Catalogue) -> int:
+            run = _there(catalogue, at.job)
+            users.find(catalogue, run, at, catalogue.now_s())
+            return run.generation
+
+        return _ask(action, at.job, at, attempt=await transactor.read(seen))
 
     @router.post("/jobs/{job:path}/checkpoints/{step}/{action}")
     async def act(
@@ -133,6 +142,18 @@ def add_actions(router: APIRouter, transactor: Transactor, objects: ObjectTier) 
         return await _tried(
             action, at.job, at, lambda: perform(transactor, objects, at, form), form=form
         )
+
+
+def _there(catalogue: Catalogue, job: str) -> Run:
+    """Return a job's run.
+
+    Raises:
+        NotFoundError: there is none, or it was removed.
+    """
+    run = catalogue.load_run(catalogue.run_of(job) or "")
+    if run is None or run.removed:
+        raise NotFoundError(f"no job {job}", job=job)
+    return run
 
 
 Form = Mapping[str, str]

@@ -18,10 +18,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 
 import holdfast
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast.rpc.status import http_code
+from holdfast_services.kit import rest as kit
 
 ASSETS: Mapping[str, str] = {
     "dashboard.css": "text/css",
@@ -41,6 +43,7 @@ HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+ADDRESS_LENGTH_MAX = 200
 A_YEAR = "public, max-age=31536000, immutable"
 
 
@@ -128,6 +131,15 @@ class PageRoute(APIRoute):
                 return _failed("invalid_request", text, HTTPStatus.UNPROCESSABLE_ENTITY)
 
         return handle
+
+
+async def unrouted(request: Request, error: Exception) -> Response:
+    """Answer what no route serves: a browser with a page, others as the rest of REST does."""
+    html = "text/html" in request.headers.get("accept", "")
+    if html and isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        text = f"nothing is at {request.url.path[:ADDRESS_LENGTH_MAX]}"
+        return _failed(NotFoundError.kind, text, HTTPStatus.NOT_FOUND)
+    return await kit.unrouted(request, error)
 
 
 def _failed(kind: str, message: str, status: int) -> Response:

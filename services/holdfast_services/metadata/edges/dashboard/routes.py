@@ -23,6 +23,7 @@ from holdfast_services.metadata.edges.dashboard.job_page import (
     job_page,
 )
 from holdfast_services.metadata.edges.dashboard.pages import PageRoute, answer, asset, render
+from holdfast_services.metadata.edges.dashboard.texts import job_path
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
@@ -182,6 +183,8 @@ def _add_job(router: APIRouter, transactor: Transactor) -> None:
         *,
         durable: bool = False,
     ) -> Response:
+        if job.endswith("/"):
+            return RedirectResponse(job_path(job.rstrip("/")))
         world = await _world(transactor)
         below = None if before is None else (before, before_generation or 0)
 
