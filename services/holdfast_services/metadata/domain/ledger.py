@@ -170,7 +170,7 @@ def _with_room(ledger: Ledger, now_s: float) -> Ledger:
     if len(ledger.months) < MONTHS_COUNT_MAX:
         return ledger
     now = _name(now_s)
-    return replace(ledger, months=tuple(month for month in ledger.months if month.name < now))
+    return replace(ledger, months=tuple(month for month in ledger.months if month.name <= now))
 
 
 def _spent(
