@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_services.config.models import MODELS
+from holdfast_services.config.page import replaced
+from holdfast_services.kit.settings import unknown
+from holdfast_services.kit.settings_file import SettingsFile
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 NAME = re.compile(r"\bHOLDFAST_[A-Z0-9_]*[A-Z0-9]\b")
@@ -63,6 +68,25 @@ def test_every_setting_is_documented_in_docs():
     documented = {name for name, meaning, default in rows if meaning.strip() and default.strip()}
 
     assert settings_in_code() == documented
+
+
+def test_the_page_of_settings_is_what_the_models_say():
+    page = (ROOT / "docs/reference/environment.md").read_text()
+    fix = "run `python -m holdfast_services.config --page docs/reference/environment.md`"
+
+    assert page == replaced(page), fix
+
+
+def test_the_file_in_the_page_of_settings_is_one():
+    page = (ROOT / "docs/reference/environment.md").read_text()
+    text = re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1]
+    top = {k: v for k, v in tomllib.loads(text).items() if not isinstance(v, dict)}
+    tables = {k: v for k, v in tomllib.loads(text).items() if k not in top}
+    file = SettingsFile(Path("page"), top, tables)
+
+    assert {} == {
+        k: v for service in tables for k, v in unknown(MODELS[service], file, service).items()
+    }
 
 
 def test_the_generated_code_runs_on_what_pyproject_allows():

@@ -13,6 +13,7 @@ import holdfast
 from holdfast.cli import argument_types as types
 from holdfast.cli import (
     catalogue,
+    config,
     doctor,
     export,
     importing,
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
             plan.plan,
         )
     )
+    _add_config(commands)
     _add_doctor(commands)
     add_scheduling(partial(_add, commands))
     add_simulate(partial(_add, commands))
@@ -381,6 +383,23 @@ def _add_retain(commands: Commands) -> None:
     )
     _add_job(retain)
     add_retain_arguments(retain)
+
+
+def _add_config(commands: Commands) -> None:
+    asked = _add(
+        commands,
+        "config agent",
+        "This command prints the settings that services which are started here would have, and "
+        "where each comes from: environment, file or default. Passwords are not shown.",
+        config.config,
+    )
+    asked.add_argument(
+        "service",
+        nargs="?",
+        choices=config.SERVICES,
+        metavar="SERVICE",
+        help=f"The service: {', '.join(config.SERVICES)} (default: all).",
+    )
 
 
 def _add_doctor(commands: Commands) -> None:

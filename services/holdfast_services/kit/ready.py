@@ -8,12 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def ready_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file that ``HOLDFAST_READY_FILE`` names; None if it is not set."""
-    named = environ.get("HOLDFAST_READY_FILE")
-    return Path(named) if named else None
-
-
 def say_ready(path: Path | None, record: Mapping[str, object]) -> None:
     """Write ``record`` as JSON to ``path``, by rename, so that readers see a whole file.
 

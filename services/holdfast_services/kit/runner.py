@@ -7,54 +7,35 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
-from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
+from holdfast.errors import CheckpointError, OutcomeUnknownError
 from holdfast_services.kit.json_lines import JsonLines
+from holdfast_services.kit.settings import load_log
 
 SHUTDOWN_S_MAX = 10.0
 
 log = logging.getLogger(__name__)
 
 
-def log_level(environ: Mapping[str, str]) -> str:
-    """Return the level that ``HOLDFAST_LOG`` names, INFO if it is not set.
-
-    Raises:
-        InvalidRequestError: there is no such level.
-    """
-    level = environ.get("HOLDFAST_LOG", "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise InvalidRequestError(f"HOLDFAST_LOG={level} is no level; use DEBUG, INFO or WARNING")
-    return level
-
-
-def log_format(environ: Mapping[str, str], service: str) -> logging.Formatter:
-    """Return how ``HOLDFAST_LOG_FORMAT`` wants lines: ``text``, which is the default, or ``json``.
-
-    Raises:
-        InvalidRequestError: it is neither.
-    """
-    match environ.get("HOLDFAST_LOG_FORMAT") or "text":
-        case "text":
-            line = f"%(asctime)s.%(msecs)03d %(levelname)-7s {service} %(name)s: %(message)s"
-            return logging.Formatter(line, "%Y-%m-%dT%H:%M:%S")
-        case "json":
-            return JsonLines(service)
-        case other:
-            raise InvalidRequestError(f"HOLDFAST_LOG_FORMAT={other} is neither text nor json")
+def log_formatter(form: str, service: str) -> logging.Formatter:
+    """Return what makes lines of a ``HOLDFAST_LOG_FORMAT``."""
+    if form == "json":
+        return JsonLines(service)
+    line = f"%(asctime)s.%(msecs)03d %(levelname)-7s {service} %(name)s: %(message)s"
+    return logging.Formatter(line, "%Y-%m-%dT%H:%M:%S")
 
 
 def configure_logging(service: str) -> None:
-    """Log to standard error, one line each; ``HOLDFAST_LOG`` sets the level (default INFO).
+    """Log to standard error, one line each, as ``LogSettings`` say.
 
     Raises:
         InvalidRequestError: there is no such level, or format.
     """
-    level = log_level(os.environ)
+    told = load_log(os.environ, service)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(log_format(os.environ, service))
-    logging.basicConfig(level=level, handlers=[handler])
+    handler.setFormatter(log_formatter(told.form, service))
+    logging.basicConfig(level=told.level, handlers=[handler])
 
 
 def run(

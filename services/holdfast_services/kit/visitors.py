@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 
@@ -37,9 +37,10 @@ def refusal(*, host: str, origin: str | None, reached: str, names: Collection[st
     return f"a page of {origin[:80]!r} may not ask this service: see HOLDFAST_REST_NAMES"
 
 
-def names(text: str) -> frozenset[str]:
-    """Return the names of ``HOLDFAST_REST_NAMES``."""
-    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
+def read_names(environ: Mapping[str, str], name: str) -> frozenset[str]:
+    """Read the names of ``HOLDFAST_REST_NAMES``."""
+    said = environ.get(name, "").split(",")
+    return frozenset(each.strip().lower() for each in said if each.strip())
 
 
 def _authority(origin: str) -> str:

@@ -1,15 +1,16 @@
-"""Settings of the metadata service, all from the environment."""
+"""Settings of the metadata service."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
-from holdfast_services.kit.ready import ready_file
-from holdfast_services.kit.visitors import names
+from holdfast_services.kit.settings import NEEDED, READY, load, path, required, setting, text
+from holdfast_services.kit.visitors import read_names
 
 NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 10.0
@@ -26,47 +27,79 @@ class Settings:
     lies there is read back only when somebody asks. ``rest_names``: what browsers know REST by.
     """
 
-    database_url: str
-    listen: str = LISTEN
-    rest_listen: str = REST_LISTEN
-    node_lease_s: float = NODE_LEASE_S
-    decide_wait_s: float = DECIDE_WAIT_S
-    ready_file: Path | None = None
-    store: str = ""
-    queue: str = ""
-    orphan_age_s: float = ORPHAN_AGE_S
-    scrub_age_s: float = 0.0
-    rest_names: frozenset[str] = frozenset()
+    database_url: str = setting(
+        "HOLDFAST_DATABASE_URL",
+        required("sqlite:////absolute/path.db or postgresql+psycopg://user@host/database"),
+        "`sqlite:////abs/path.db` or `postgresql+psycopg://…`",
+        NEEDED,
+    )
+    listen: str = setting("HOLDFAST_LISTEN", text(LISTEN), "`host:port` for gRPC", f"`{LISTEN}`")
+    rest_listen: str = setting(
+        "HOLDFAST_REST_LISTEN",
+        text(REST_LISTEN),
+        "`host:port` for REST and the dashboard",
+        f"`{REST_LISTEN}`",
+    )
+    rest_names: frozenset[str] = setting(
+        "HOLDFAST_REST_NAMES",
+        read_names,
+        "other host names by which browsers reach REST, such as that of a proxy, separated by "
+        "commas; [why](rest.md)",
+    )
+    node_lease_s: float = setting(
+        "HOLDFAST_NODE_LEASE_S",
+        partial(env.seconds, otherwise=NODE_LEASE_S),
+        "seconds without a report after which a node, or a launcher of `holdfast run`, counts as "
+        "lost",
+        f"{NODE_LEASE_S:.0f}",
+    )
+    decide_wait_s: float = setting(
+        "HOLDFAST_DECIDE_WAIT_S",
+        partial(env.seconds, otherwise=DECIDE_WAIT_S),
+        "seconds that a restore waits at most for the agents' first reports, and for a node that "
+        "holds a needed shard and has stopped reporting",
+        f"{DECIDE_WAIT_S:.0f}",
+    )
+    store: str = setting(
+        "HOLDFAST_STORE",
+        text(),
+        "the object store, as for agents; needs `HOLDFAST_QUEUE`. Without it, no checkpoint "
+        "becomes durable",
+        NEEDED,
+    )
+    queue: str = setting(
+        "HOLDFAST_QUEUE",
+        text(),
+        "queue with the work of persistence workers; the same value as theirs",
+        NEEDED,
+    )
+    orphan_age_s: float = setting(
+        "HOLDFAST_ORPHAN_AGE_S",
+        partial(env.seconds, otherwise=ORPHAN_AGE_S),
+        "age in seconds at which objects that belong to no checkpoint are deleted from the store",
+        f"{ORPHAN_AGE_S:.0f}",
+    )
+    scrub_age_s: float = setting(
+        "HOLDFAST_SCRUB_AGE_S",
+        partial(env.seconds, otherwise=0.0, zero=True),
+        "seconds after which the stored bytes of a durable checkpoint are checked again; 0: only "
+        "by `holdfast scrub`",
+        "0",
+    )
+    ready_file: Path | None = setting("HOLDFAST_READY_FILE", path, READY)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Return the settings that ``HOLDFAST_*`` variables say.
+        """Return the settings that ``HOLDFAST_*`` variables say, and the file that one names.
 
         Raises:
             InvalidRequestError: the database is not named, there is a store without a queue, or
                 a number is not one.
         """
-        url = env.required(
-            environ,
-            "HOLDFAST_DATABASE_URL",
-            "sqlite:////absolute/path.db or postgresql+psycopg://user@host/database",
-        )
-        store, queue = environ.get("HOLDFAST_STORE", ""), environ.get("HOLDFAST_QUEUE", "")
-        if store and not queue:
+        made = load(cls, environ, "metadata")
+        if made.store and not made.queue:
             raise InvalidRequestError(
                 "HOLDFAST_STORE is set without HOLDFAST_QUEUE: redis://host:port/db or "
                 "sqlite:////absolute/queue.db, the same as the persistence workers'"
             )
-        return cls(
-            database_url=url,
-            listen=environ.get("HOLDFAST_LISTEN", LISTEN),
-            rest_listen=environ.get("HOLDFAST_REST_LISTEN", REST_LISTEN),
-            node_lease_s=env.seconds(environ, "HOLDFAST_NODE_LEASE_S", NODE_LEASE_S),
-            decide_wait_s=env.seconds(environ, "HOLDFAST_DECIDE_WAIT_S", DECIDE_WAIT_S),
-            ready_file=ready_file(environ),
-            store=store,
-            queue=queue,
-            orphan_age_s=env.seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
-            scrub_age_s=env.seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, zero=True),
-            rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
-        )
+        return made

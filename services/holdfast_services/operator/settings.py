@@ -1,4 +1,4 @@
-"""Settings of the operator, all from the environment."""
+"""Settings of the operator."""
 
 from __future__ import annotations
 
@@ -9,30 +9,7 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
-from holdfast_services.kit.ready import ready_file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """See ``docs/reference/environment.md``. ``kubernetes`` empty: by account or kubeconfig."""
-
-    scheduler: str
-    kubernetes: str = ""
-    ready_file: Path | None = None
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Return the settings that ``HOLDFAST_*`` variables say.
-
-        Raises:
-            InvalidRequestError: a variable is missing or not what it should be; names it.
-        """
-        env.required(environ, "HOLDFAST_SCHEDULER", "http://host:port of the scheduler")
-        return cls(
-            scheduler=_url(environ, "HOLDFAST_SCHEDULER"),
-            kubernetes=_url(environ, "HOLDFAST_KUBERNETES"),
-            ready_file=ready_file(environ),
-        )
+from holdfast_services.kit.settings import NEEDED, READY, load, path, setting
 
 
 def _url(environ: Mapping[str, str], name: str) -> str:
@@ -42,3 +19,34 @@ def _url(environ: Mapping[str, str], name: str) -> str:
     if text and not (parsed.scheme in ("http", "https") and parsed.hostname):
         raise InvalidRequestError(f"{name}={text[:80]!r} is no http://host:port")
     return text.rstrip("/")
+
+
+def _scheduler(environ: Mapping[str, str], name: str) -> str:
+    env.required(environ, name, "http://host:port of the scheduler")
+    return _url(environ, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``kubernetes`` empty: by account or kubeconfig."""
+
+    scheduler: str = setting(
+        "HOLDFAST_SCHEDULER", _scheduler, "scheduler, `http://host:port`", NEEDED
+    )
+    kubernetes: str = setting(
+        "HOLDFAST_KUBERNETES",
+        _url,
+        "the API server where it asks for no credentials, such as `http://127.0.0.1:8001` of "
+        "`kubectl proxy`",
+        "by the pod's service account, else by kubeconfig",
+    )
+    ready_file: Path | None = setting("HOLDFAST_READY_FILE", path, READY)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """Return the settings that ``HOLDFAST_*`` variables say, and the file that one names.
+
+        Raises:
+            InvalidRequestError: a setting is missing or not what it should be; names it.
+        """
+        return load(cls, environ, "operator")

@@ -1,4 +1,4 @@
-"""What a persistence worker is told by its environment."""
+"""Settings of a persistence worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast.core import env
 from holdfast.core.ids import node_name
-from holdfast_services.kit.ready import ready_file
-from holdfast_services.kit.visitors import names
+from holdfast_services.kit.settings import NEEDED, READY, load, path, required, setting
+from holdfast_services.kit.visitors import read_names
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
@@ -21,58 +22,93 @@ SCRUB_BYTES_PER_S = 64 << 20
 QUEUE_LEASE_S = 30.0
 
 
+def _worker(environ: Mapping[str, str], name: str) -> str:
+    return node_name(environ.get(name) or f"{socket.gethostname()}-{os.getpid()}")
+
+
+def _persist_rate(environ: Mapping[str, str], name: str) -> int:
+    """Read the pace; by default a gentle one on this machine."""
+    gentle = PERSIST_BYTES_PER_S_PER_CORE * len(os.sched_getaffinity(0))
+    return env.rate(environ, name, gentle)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """See ``docs/reference/environment.md``. A rate of 0 is no limit.
+    """A rate of 0 is no limit.
 
     ``metrics_listen`` empty: no ``/metrics``; ``rest_names``: what browsers know it by.
     """
 
-    metadata_address: str
-    store_url: str
-    queue_url: str
-    worker: str
-    parts_in_flight: int = PARTS_IN_FLIGHT
-    persist_bytes_per_s: int
-    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
-    queue_lease_s: float = QUEUE_LEASE_S
-    ready_file: Path | None = None
-    metrics_listen: str = ""
-    rest_names: frozenset[str] = frozenset()
+    metadata_address: str = setting(
+        "HOLDFAST_ADDRESS",
+        required("host:port of the metadata service"),
+        "metadata service, `host:port`",
+        NEEDED,
+    )
+    store_url: str = setting(
+        "HOLDFAST_STORE",
+        required("the URL of the object store, file: or s3:"),
+        "the object store to which the worker uploads, as for agents",
+        NEEDED,
+    )
+    queue_url: str = setting(
+        "HOLDFAST_QUEUE",
+        required("the URL of the work queue"),
+        "the queue, the same as the metadata service's: `redis://host:port/db` or "
+        "`sqlite:////abs/queue.db`",
+        NEEDED,
+    )
+    worker: str = setting(
+        "HOLDFAST_WORKER", _worker, "unique name of this worker", "host name and process id"
+    )
+    parts_in_flight: int = setting(
+        "HOLDFAST_PERSIST_PARTS",
+        partial(env.number, otherwise=PARTS_IN_FLIGHT, low=1, high=PARTS_IN_FLIGHT_MAX),
+        "most parts of 16 MiB that the worker transfers at the same time; this also bounds its "
+        "memory",
+        f"{PARTS_IN_FLIGHT}",
+    )
+    persist_bytes_per_s: int = setting(
+        "HOLDFAST_PERSIST_RATE",
+        _persist_rate,
+        "most bytes per second that the worker uploads and reads back to verify them, such as "
+        "`1GiB`; 0: no limit. With the default, training keeps [97 % of its speed]"
+        "(../explanation/figures.md) during an upload; raise it where workers have machines of "
+        "their own",
+        "64 MiB for each core",
+    )
+    scrub_bytes_per_s: int = setting(
+        "HOLDFAST_SCRUB_RATE",
+        partial(env.rate, otherwise=SCRUB_BYTES_PER_S),
+        "most bytes per second that the worker reads to check stored checkpoints; 0: no limit",
+        "`64MiB`",
+    )
+    queue_lease_s: float = setting(
+        "HOLDFAST_QUEUE_LEASE_S",
+        partial(env.seconds, otherwise=QUEUE_LEASE_S),
+        "seconds without a sign of life after which another worker takes a task over; the same "
+        "value for all workers",
+        f"{QUEUE_LEASE_S:.0f}",
+    )
+    metrics_listen: str = setting(
+        "HOLDFAST_METRICS_LISTEN",
+        env.listen,
+        "`host:port` for [`/metrics`](metrics.md#a-persistence-worker), and nothing else; a port "
+        "alone is one of 127.0.0.1; `off`: none. `holdfast up` does not hand it on",
+        NEEDED,
+    )
+    rest_names: frozenset[str] = setting(
+        "HOLDFAST_REST_NAMES",
+        read_names,
+        "other host names by which browsers reach it, as for the metadata service",
+    )
+    ready_file: Path | None = setting("HOLDFAST_READY_FILE", path, READY)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Return the settings of ``environ``.
+        """Return the settings of ``environ``, and of the file that it names.
 
         Raises:
-            InvalidRequestError: a variable is missing or not what it should be; names it.
+            InvalidRequestError: a setting is missing or not what it should be; names it.
         """
-        host = socket.gethostname()
-        return cls(
-            metadata_address=env.required(
-                environ, "HOLDFAST_ADDRESS", "host:port of the metadata service"
-            ),
-            store_url=env.required(
-                environ, "HOLDFAST_STORE", "the URL of the object store, file: or s3:"
-            ),
-            queue_url=env.required(environ, "HOLDFAST_QUEUE", "the URL of the work queue"),
-            worker=node_name(environ.get("HOLDFAST_WORKER") or f"{host}-{os.getpid()}"),
-            parts_in_flight=env.number(
-                environ,
-                "HOLDFAST_PERSIST_PARTS",
-                PARTS_IN_FLIGHT,
-                low=1,
-                high=PARTS_IN_FLIGHT_MAX,
-            ),
-            persist_bytes_per_s=env.rate(environ, "HOLDFAST_PERSIST_RATE", _gentle_bytes_per_s()),
-            scrub_bytes_per_s=env.rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
-            queue_lease_s=env.seconds(environ, "HOLDFAST_QUEUE_LEASE_S", QUEUE_LEASE_S),
-            ready_file=ready_file(environ),
-            metrics_listen=env.listen(environ, "HOLDFAST_METRICS_LISTEN"),
-            rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
-        )
-
-
-def _gentle_bytes_per_s() -> int:
-    """Return the default pace on this machine."""
-    return PERSIST_BYTES_PER_S_PER_CORE * len(os.sched_getaffinity(0))
+        return load(cls, environ, "persistence")

@@ -14,6 +14,7 @@ from holdfast import locks
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast_services.kit import runner
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.kit.settings import log_level
 from holdfast_services.supervisor import cleanup, detach, logs, store
 from holdfast_services.supervisor import layout as places
 from holdfast_services.supervisor.children import QUEUE_LEASE_S, specs
@@ -82,7 +83,7 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
     """Run the stack in this process until it is told to stop or is not needed."""
     home = settings.home
     lock = places.take_lock(home)
-    level = runner.log_level(settings.environ)
+    level = log_level(settings.environ, "HOLDFAST_LOG")
     logs.configure(home / "log", level=level, to_terminal=not settings.detach)
     layout = places.make_layout(
         home,
