@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from holdfast_services.scheduler.domain.planned import Knowledge, subject, wishes
+from holdfast_services.scheduler.domain.families import families
+from holdfast_services.scheduler.domain.planned import subject, wishes
 from holdfast_services.scheduler.domain.policies.fifo import Fifo
 from holdfast_services.scheduler.domain.policies.plan import Policy, plan, plan_arrivals
 from holdfast_services.scheduler.domain.policies.pollux import Pollux
 from holdfast_services.scheduler.domain.policies.price import Price
 from holdfast_services.scheduler.domain.policies.sia import Sia
 from holdfast_services.scheduler.domain.wishes import Wishes
-from holdfast_services.scheduler.usecases.deciding import Turn
+from holdfast_services.scheduler.usecases.deciding import Learned, Turn
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "price": Price,
@@ -37,15 +38,16 @@ class Planner:
         self._policy = POLICIES[policy]()
         self.quotas = quotas
 
-    async def __call__(
-        self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
-    ) -> Wishes:
+    async def __call__(self, turn: Turn, learned: Learned, *, arrivals: bool) -> Wishes:
         """Return a plan without a number; with ``arrivals`` who has GPUs keeps them."""
-        return await asyncio.to_thread(self._plan, turn, known, arrivals=arrivals)
+        return await asyncio.to_thread(self._plan, turn, learned, arrivals=arrivals)
 
-    def _plan(self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool) -> Wishes:
+    def _plan(self, turn: Turn, learned: Learned, *, arrivals: bool) -> Wishes:
         began_s = time.monotonic()
-        about = subject(turn.jobs.values(), turn.cluster, known, self.quotas, turn.now_s)
+        known = families([*learned.past, *learned.jobs.values()])
+        about = subject(
+            turn.jobs.values(), turn.cluster, learned.jobs, self.quotas, turn.now_s, known
+        )
         make = plan_arrivals if arrivals else plan
         made = make(about.view, self._policy, turn.now_s)
         found = Wishes(

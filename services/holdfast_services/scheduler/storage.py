@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import bindparam, delete, func, insert, select, update
@@ -14,11 +15,14 @@ from holdfast.errors import ConflictError
 from holdfast_services.kit.db import Connection, now_s, upsert
 from holdfast_services.scheduler import tables as t
 from holdfast_services.scheduler.domain.cluster import Aside
+from holdfast_services.scheduler.domain.families import Knowledge
 from holdfast_services.scheduler.domain.job import Job
-from holdfast_services.scheduler.domain.planned import Knowledge
 from holdfast_services.scheduler.domain.wishes import Wishes
 
 PLANS_KEPT_COUNT = 100
+HINTS_KEPT_COUNT = 1000
+"""Of settled jobs: what families are made of."""
+HINTS_FORGOTTEN_MAX = 10_000
 JOBS_CACHED_MAX = 50_000
 LEASE = "plan"
 
@@ -210,18 +214,22 @@ class Statements:
     def hints(self) -> dict[str, tuple[str, Knowledge]]:
         """Return what is known of how jobs scale, by name: id of the submission, and what."""
         return {
-            row.job: (row.id, from_record(Knowledge, json.loads(row.body), row.job))
-            for row in self._db.execute(_HINTS)
+            row.job: (row.id, _knowledge(row.job, row.body)) for row in self._db.execute(_HINTS)
         }
+
+    def hint(self, job: str) -> tuple[str, Knowledge] | None:
+        """Return what is known of how one job scales: id of the submission, and what."""
+        row = self._db.execute(_HINT, {"of_job": job}).one_or_none()
+        return None if row is None else (row.id, _knowledge(row.job, row.body))
 
     def save_hints(self, job: str, job_id: str, knowledge: Knowledge) -> None:
         """Write what is known of a job in place of what was."""
         values = {"job": job, "id": job_id, "body": _body(knowledge)}
         self._db.execute(_PUT_HINTS[self._db.dialect.name], values)
 
-    def forget_hints(self) -> None:
-        """Forget what is known of jobs that are settled."""
-        self._db.execute(_FORGET_HINTS)
+    def forget_hints(self, kept: int = HINTS_KEPT_COUNT) -> None:
+        """Forget what is known of settled jobs, but for those that were submitted last."""
+        self._db.execute(_FORGET_HINTS, {"kept": kept})
 
     # ------------------------------------------------------------------------------- the plans
 
@@ -269,7 +277,16 @@ _RENEW = (
 )
 _FORGET = delete(t.executors).where(_E.lease_until_s < bindparam("before_s"))
 _HINTS = select(t.hints)
-_FORGET_HINTS = delete(t.hints).where(_H.job.in_(select(_J.name).where(_J.settled.is_(True))))
+_HINT = select(t.hints).where(_H.job == bindparam("of_job"))
+_OLD_HINTS = (
+    select(_H.job)
+    .join(t.jobs, _J.name == _H.job)
+    .where(_J.settled.is_(True))
+    .order_by(_J.submitted_at_s.desc(), _J.name)
+    .offset(bindparam("kept"))
+    .limit(HINTS_FORGOTTEN_MAX)
+)
+_FORGET_HINTS = delete(t.hints).where(_H.job.in_(_OLD_HINTS))
 _ASIDES = select(t.asides)
 _FORGET_ASIDE = delete(t.asides).where(_A.node == bindparam("of_node"))
 _NEWEST_PLAN = select(_P.body).order_by(_P.number.desc()).limit(1)
@@ -278,6 +295,11 @@ _NEWEST_PLAN = select(_P.body).order_by(_P.number.desc()).limit(1)
 def _executor(row: Any) -> ExecutorRow:
     report = from_record(ExecutorReport, json.loads(row.body), row.node)
     return ExecutorRow(node=row.node, report=report, lease_until_s=row.lease_until_s)
+
+
+@lru_cache(2 * HINTS_KEPT_COUNT)
+def _knowledge(job: str, body: str) -> Knowledge:
+    return from_record(Knowledge, json.loads(body), job)
 
 
 def _body(value: Any) -> str:

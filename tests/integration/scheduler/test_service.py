@@ -9,6 +9,7 @@ import pytest
 from tests.integration.scheduler.cluster import Cluster
 
 from holdfast.core.executions import ExecutorReport, ExecutorRequest, Outcome
+from holdfast.core.hints import JobHints, StepPoint
 from holdfast.errors import (
     AlreadyExistsError,
     ExhaustedError,
@@ -18,7 +19,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast_services.scheduler.calls import executors as calls
-from holdfast_services.scheduler.domain.job import State
+from holdfast_services.scheduler.domain.families import Knowledge
+from holdfast_services.scheduler.domain.job import State, moved
 from holdfast_services.scheduler.domain.orders import allocation
 from holdfast_services.scheduler.planning import Planner
 from holdfast_services.scheduler.usecases import deciding
@@ -47,6 +49,67 @@ async def test_a_job_is_planned_granted_allocated_started_and_ends(database_url,
         assert [entry.state.value for entry in ended.history] == [
             "queued", "starting", "running", "ended",
         ]  # fmt: skip
+
+
+async def test_what_a_job_has_measured_is_known_to_the_next_of_its_family(database_url, tmp_path):
+    """Also to a scheduler that was not there; and what one took in all, once it has ended."""
+    points = [
+        StepPoint(nodes=1, replicas=n, local_batch=32, compute_s=0.1, step_s=0.11, count=9)
+        for n in (1, 2)
+    ]
+    hints = JobHints(
+        initial_batch=64, batch=64, batch_max=4096, local_max=64, points=tuple(points), sqr=1.0,
+        var=4e6, progress=50.0,
+    )  # fmt: skip
+    said = {}
+
+    async def knowledge(now_s):
+        return {name: Knowledge(hints=of, at_s=now_s) for name, of in said.items()}
+
+    async with Cluster(database_url, tmp_path, a=8) as cluster:
+        scheduler = cluster.scheduler(policy="price")
+        scheduler.metadata.knowledge = knowledge
+        said["first"] = hints
+        job = await cluster.train(scheduler, "first", 1, 1)
+        await cluster.nodes["a"].end("first")
+        await cluster.until_state("first", State.ENDED)
+        del said["first"]
+
+        async def settled():
+            return (await scheduler.job("first")).settled
+
+        await cluster.until(settled, "all of it is free")
+        await scheduler.kill()
+        cluster.schedulers.remove(scheduler)
+        other = cluster.scheduler("s2", policy="price")
+        second = await cluster.train(other, "second", 1, 8)
+
+        assert (job.gpus, second.gpus) == (1, 4), "twice what was measured"
+        _, kept = await other.transactions.read(lambda s: s.hint("first"))
+        assert kept.ended
+        assert kept.hints.progress == 50.0
+        assert kept.began.var == 4e6
+
+
+async def test_what_is_known_of_jobs_that_have_settled_is_bounded(database_url, tmp_path):
+    """Those that were submitted last stay; of jobs that go on nothing is forgotten."""
+    async with Cluster(database_url, tmp_path) as cluster:
+        scheduler = cluster.scheduler(starts=False)
+
+        def settle(statements, name):
+            kept = statements.job(name)
+            statements.save_hints(name, kept.job.id, Knowledge(step=1))
+            if name != "j1":
+                statements.save_job(kept, moved(kept.job, State.CANCELLED, 1.0))
+
+        for number in range(6):
+            await scheduler.submit(f"j{number}")
+            await scheduler.transactions.write(lambda s, n=number: settle(s, f"j{n}"))
+        await scheduler.transactions.write(lambda s: s.forget_hints(3))
+
+        assert {"j1", "j3", "j4", "j5"} == (
+            await scheduler.transactions.read(lambda s: s.hints())
+        ).keys()
 
 
 async def test_who_comes_next_gets_the_gpus_once_they_are_free(database_url, tmp_path):

@@ -7,17 +7,25 @@ as they are until somebody does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from holdfast.core.hints import JobHints
 from holdfast.core.job_spec import JobSpec
-from holdfast.errors import InvalidRequestError
-from holdfast.goodput.batches import BATCH_MAX, BatchLimits
+from holdfast.goodput.batches import BatchLimits
 from holdfast.goodput.efficiency import GradientNoise
-from holdfast.goodput.fit import Measured
-from holdfast.goodput.profile import Profile, profile_of
+from holdfast.goodput.profile import Profile
 from holdfast.goodput.step_time import StepTime
 from holdfast_services.scheduler.domain.cluster import Cluster, Node
+from holdfast_services.scheduler.domain.families import (
+    NOTHING,
+    Knowledge,
+    batches_of,
+    family_of,
+    measured,
+    noise,
+    profile,
+)
 from holdfast_services.scheduler.domain.job import Job
 from holdfast_services.scheduler.domain.policies import facts
 from holdfast_services.scheduler.domain.policies.plan import Plan
@@ -33,22 +41,7 @@ RESTART_S = 5.0
 MOVE_S_MAX = facts.MOVE_S_MAX
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
-    """What the metadata service has of a job: what its rank 0 said, and what saves have cost.
-
-    ``at_s``: when that was said, by the database's clock. ``costs``: as measured, in seconds.
-    ``step``: the last that it has done.
-    """
-
-    step: int = 0
-    hints: JobHints | None = None
-    at_s: float = 0.0
-    gpu_type: str = ""
-    costs: Mapping[str, float] = field(default_factory=dict)
-
-
-NOTHING = Knowledge()
+_UNKNOWN = facts.Family()
 _ALL_NOISE = GradientNoise(sqr=0.0, var=1.0)
 """Of which each sample is worth as much as the one before."""
 _LINEAR = StepTime(
@@ -71,6 +64,7 @@ def subject(
     known: Mapping[str, Knowledge],
     quotas: Mapping[str, int],
     now_s: float,
+    families: Mapping[str, facts.Family] = MappingProxyType({}),
 ) -> Subject:
     """Return what a policy is told."""
     live = [job for job in jobs if not job.over]
@@ -93,11 +87,14 @@ def subject(
     ]
     notes: list[str] = []
     planned = [
-        _job(job, cluster, known.get(job.name, NOTHING), notes, now_s)
+        _job(
+            job, cluster, known.get(job.name, NOTHING),
+            families.get(family_of(job.spec), _UNKNOWN), notes, now_s,
+        )
         for job in live
         if job.name not in left_out
-    ]
-    view = facts.View(nodes=tuple(nodes), jobs=tuple(planned), quotas=quotas)
+    ]  # fmt: skip
+    view = facts.View(nodes=tuple(nodes), jobs=tuple(planned), families=families, quotas=quotas)
     return Subject(view=view, left_out=left_out, notes=tuple(notes))
 
 
@@ -151,23 +148,30 @@ def _node(node: Node, taken: int) -> facts.Node:
     )
 
 
-def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: float) -> facts.Job:
+def _job(
+    job: Job,
+    cluster: Cluster,
+    known: Knowledge,
+    family: facts.Family,
+    notes: list[str],
+    now_s: float,
+) -> facts.Job:
     spec = job.spec
     hints = _believed(job, known, notes, now_s)
     profiles: dict[str, Profile] = {}
-    batches, noise = _unbounded(spec), _noise(hints)
+    said = batches_of(hints) if hints is not None else family.batches
+    fits = said is not None and said.replicas_max >= spec.gpus_min
+    batches, found = said if said and fits else _unbounded(spec), noise(hints)
     if hints is not None:
-        said = _batches(hints)
-        if said is not None and said.replicas_max >= spec.gpus_min:
-            batches = said
-        else:
+        if not fits:
             notes.append(f"batches of {job.name} are not believed: they allow no number of GPUs")
-        profiles = _profiles(hints, known.gpu_type or "gpu")
+        own = profile(tuple(measured(hints)))
+        profiles = {known.gpu_type or "gpu": own} if own is not None else {}
     elif known.step and job.began_at_s and now_s - job.began_at_s > SILENT_S:
         kinds = {node.gpu_type or "gpu" for node in cluster.nodes.values()}
-        profile = Profile(step_time=_LINEAR, replicas_max=spec.gpus_max)
-        profiles = dict.fromkeys(sorted(kinds), profile)
-        noise = _ALL_NOISE
+        linear = Profile(step_time=_LINEAR, replicas_max=spec.gpus_max)
+        profiles = dict.fromkeys(sorted(kinds), linear)
+        found = _ALL_NOISE
     return facts.Job(
         name=spec.name,
         submitted_s=job.submitted_at_s,
@@ -175,13 +179,13 @@ def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: 
         replicas_min=spec.gpus_min,
         replicas_max=spec.gpus_max,
         gpu_types=frozenset(spec.gpu_types) or None,
-        family=spec.family or " ".join(spec.command)[:200],
+        family=family_of(spec),
         owner=spec.owner,
         priority=spec.priority,
         preemptible=spec.preemptible,
-        work=_work(spec, hints, batches),
+        work=_work(spec, hints, batches if hints or fits else None),
         profiles=profiles,
-        noise=noise,
+        noise=found,
         cost=_cost(known.costs),
         allocation=tuple(job.shares.items()),
         held_by=frozenset(job.shares),
@@ -211,54 +215,14 @@ def _unbounded(spec: JobSpec) -> BatchLimits:
     return BatchLimits(initial=1, maximum=spec.gpus_max, local_max=1)
 
 
-def _batches(hints: JobHints) -> BatchLimits | None:
-    """Return the batches that a job allows; without bounds the batch is as it is."""
-    fixed = not hints.batch_max
-    maximum = hints.batch or hints.initial_batch if fixed else hints.batch_max
-    try:
-        return BatchLimits(
-            initial=hints.initial_batch,
-            maximum=min(maximum, BATCH_MAX),
-            local_min=max(1, hints.local_min),
-            local_max=hints.local_max or None,
-            minimum=maximum if fixed else None,
-            accumulation=hints.accumulates,
-        )
-    except InvalidRequestError:
-        return None
-
-
-def _profiles(hints: JobHints, gpu_type: str) -> dict[str, Profile]:
-    points = [
-        Measured(
-            nodes=point.nodes,
-            replicas=point.replicas,
-            local_batch=point.local_batch,
-            compute_s=point.compute_s,
-            step_s=point.step_s,
-        )
-        for point in hints.points
-    ]
-    try:
-        return {gpu_type: profile_of(points)}
-    except InvalidRequestError:
-        return {}
-
-
-def _noise(hints: JobHints | None) -> GradientNoise | None:
-    if hints is None or (hints.sqr == 0 and hints.var == 0):
-        return None
-    return GradientNoise(sqr=hints.sqr, var=hints.var)
-
-
-def _work(spec: JobSpec, hints: JobHints | None, batches: BatchLimits) -> facts.Work:
+def _work(spec: JobSpec, hints: JobHints | None, batches: BatchLimits | None) -> facts.Work:
     """Return samples: of the initial batch, as progress is counted."""
     declared: float | None = None
     if spec.epochs and spec.samples:
         declared = float(spec.epochs) * spec.samples
-    elif spec.work and hints is not None:
+    elif spec.work and batches is not None:
         declared = spec.work * batches.initial
-    done = hints.progress * batches.initial if hints is not None else 0.0
+    done = hints.progress * batches.initial if hints and batches else 0.0
     most = facts.WORK_MAX
     return facts.Work(
         done=min(done, most), declared=None if declared is None else min(declared, most)

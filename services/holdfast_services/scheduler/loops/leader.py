@@ -20,13 +20,13 @@ from holdfast.errors import CheckpointError, StaleGenerationError, UnavailableEr
 from holdfast_services.kit.transactions import Transactions
 from holdfast_services.scheduler.calls.metadata import Metadata
 from holdfast_services.scheduler.domain.cluster import Round
+from holdfast_services.scheduler.domain.families import Knowledge
 from holdfast_services.scheduler.domain.job import Job
 from holdfast_services.scheduler.domain.orders import allocation
-from holdfast_services.scheduler.domain.planned import Knowledge, with_defaults
 from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.storage import Statements
 from holdfast_services.scheduler.usecases import deciding
-from holdfast_services.scheduler.usecases.deciding import Agent, Heard, Holding, Turn
+from holdfast_services.scheduler.usecases.deciding import Agent, Heard, Holding, Learned, Turn
 
 TICK_S = 0.5
 METADATA_POLL_S = 0.5
@@ -43,9 +43,7 @@ log = logging.getLogger(__name__)
 class Planner(Protocol):
     """Makes a plan of what a turn has found and what is known of its jobs."""
 
-    async def __call__(
-        self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
-    ) -> Wishes:
+    async def __call__(self, turn: Turn, learned: Learned, *, arrivals: bool) -> Wishes:
         """Return a plan without a number; with ``arrivals`` who has GPUs keeps them."""
 
 
@@ -199,8 +197,8 @@ class Leader:
 
     async def _plan(self, holding: Holding, turn: Turn) -> None:
         of_all = self._is_all_due(turn)
-        known = await self._learned(turn)
-        plan = await self._made(holding, turn, known, arrivals=not of_all)
+        learned = await self._learned(turn)
+        plan = await self._made(holding, turn, learned, arrivals=not of_all)
         await self._transactions.write(lambda s: deciding.keep_plan(s, holding, plan))
         now_s = time.monotonic()
         self._planned = _Planned(
@@ -212,10 +210,10 @@ class Leader:
         self._urgent = False
 
     async def _made(
-        self, holding: Holding, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
+        self, holding: Holding, turn: Turn, learned: Learned, *, arrivals: bool
     ) -> Wishes:
         """Return a plan. The lease is kept meanwhile: nobody's would count if all were too slow."""
-        making = asyncio.ensure_future(self._planner(turn, known, arrivals=arrivals))
+        making = asyncio.ensure_future(self._planner(turn, learned, arrivals=arrivals))
         ends_s = time.monotonic() + PLAN_S_MAX
         try:
             while not (await asyncio.wait({making}, timeout=TICK_S))[0]:
@@ -227,14 +225,13 @@ class Leader:
         finally:
             making.cancel()
 
-    async def _learned(self, turn: Turn) -> Mapping[str, Knowledge]:
+    async def _learned(self, turn: Turn) -> Learned:
         """Return what is known of jobs; of what metadata does not say now, what it said before."""
         said: Mapping[str, Knowledge] = {}
         if self._said.rounds is not None:
             with suppress(CheckpointError):
                 said = await self._metadata.knowledge(turn.now_s)
-        known = await self._transactions.write(lambda s: deciding.learn(s, turn, said))
-        return with_defaults(known)
+        return await self._transactions.write(lambda s: deciding.learn(s, turn, said))
 
     async def _tell(self, jobs: Sequence[Job]) -> None:
         """Put allocations to metadata; one that it does not take is put again."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from holdfast.errors import StaleGenerationError
 from holdfast_services.scheduler.domain.advance import advance
 from holdfast_services.scheduler.domain.cluster import Cluster, Node, Round
+from holdfast_services.scheduler.domain.families import NOTHING, Knowledge, family_of, noise
 from holdfast_services.scheduler.domain.grants import Wish
-from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.job import Job, State
 from holdfast_services.scheduler.domain.numbers import Numbers
-from holdfast_services.scheduler.domain.planned import NOTHING, Knowledge
+from holdfast_services.scheduler.domain.planned import with_defaults
 from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.storage import Lease, Statements
 from holdfast_services.scheduler.usecases.executors import FORGET_S
@@ -113,6 +114,8 @@ def take_turn(statements: Statements, holding: Holding, heard: Heard) -> Turn:
     advanced = advance(jobs, _wishes(plan, jobs), cluster, numbers, now_s)
     for name, job in advanced.jobs.items():
         statements.save_job(kept[name], job)
+        if job.state is State.ENDED is not kept[name].job.state:
+            _note_end(statements, job)
     _save_asides(statements, cluster, advanced.asides)
     out_since_s = lease.metadata_out_since_s or now_s - heard.for_s
     changed = replace(
@@ -130,6 +133,13 @@ def take_turn(statements: Statements, holding: Holding, heard: Heard) -> Turn:
         news=advanced.news,
         now_s=now_s,
     )
+
+
+def _note_end(statements: Statements, job: Job) -> None:
+    """Keep with what is known of a job that it has done all that it wanted."""
+    job_id, known = statements.hint(job.name) or ("", NOTHING)
+    if job_id == job.id:
+        statements.save_hints(job.name, job.id, replace(known, ended=True))
 
 
 def _wishes(plan: Wishes | None, jobs: list[Job]) -> dict[str, Wish]:
@@ -190,10 +200,16 @@ def keep_plan(statements: Statements, holding: Holding, plan: Wishes) -> Wishes:
     return numbered
 
 
-def learn(
-    statements: Statements, turn: Turn, said: Mapping[str, Knowledge]
-) -> dict[str, Knowledge]:
-    """Return what is known of the jobs of a turn: what is said now, else what was said before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What is known of the jobs of a turn, by name, and of jobs and submissions before them."""
+
+    jobs: Mapping[str, Knowledge]
+    past: tuple[Knowledge, ...]
+
+
+def learn(statements: Statements, turn: Turn, said: Mapping[str, Knowledge]) -> Learned:
+    """Return what is known: what is said now, else what was said before."""
     before = statements.hints()
     known = {}
     for name, job in turn.jobs.items():
@@ -205,11 +221,18 @@ def learn(
             step = max(new.step, old.step)
             merged = replace(old, costs=new.costs or old.costs, step=step)
         if merged.hints is not None:
-            merged = replace(merged, gpu_type=_type_of(job, turn) or old.gpu_type)
+            merged = replace(
+                merged,
+                gpu_type=_type_of(job, turn) or old.gpu_type,
+                family=family_of(job.spec),
+                began=old.began or noise(merged.hints),
+                ended=old.ended or job.state is State.ENDED,
+            )
         if replace(merged, step=old.step, at_s=old.at_s) != old:
             statements.save_hints(name, job.id, merged)
         known[name] = merged
-    return known
+    past = tuple(old for name, (_, old) in before.items() if known.get(name, NOTHING).hints is None)
+    return Learned(jobs=with_defaults(known), past=past)
 
 
 def _type_of(job: Job, turn: Turn) -> str:

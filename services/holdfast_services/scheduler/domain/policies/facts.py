@@ -157,10 +157,11 @@ class Job:
 class Family:
     """What jobs of one family have measured, those that have ended among them.
 
-    ``noise`` is that of gradients when such a job begins; ``work`` what one took in all, if any
-    has ended.
+    ``batches`` are those that its newest job allows. ``noise`` is that of gradients when such a job
+    begins; ``work`` what one took in all, if any has ended.
     """
 
+    batches: BatchLimits | None = None
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     noise: GradientNoise | None = None
     work: float | None = None
