@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from holdfast.cli.output import Report, Table
 from holdfast.embedded import require_services
@@ -21,24 +22,10 @@ NOT_SET = "not set"
 def config(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     """Return what a service that is started here would be told; it fails if that is refused.
 
-    The services know their settings: one of their modules is asked, in a process of its own.
-
     Raises:
         InvalidRequestError: the services are not installed, or the file cannot be read.
     """
-    require_services()
-    command = [sys.executable, "-m", "holdfast_services.config"]
-    command += [args.service] if args.service else []
-    asked = subprocess.run(  # noqa: S603 - ours
-        command, env=dict(environ), capture_output=True, text=True, timeout=ASK_S_MAX, check=False
-    )
-    try:
-        told = json.loads(asked.stdout)
-    except ValueError as cause:
-        last = asked.stderr.strip().rpartition("\n")[2]
-        raise InternalError(f"the settings were not told: {last[:200]}") from cause
-    if "error" in told:
-        raise InvalidRequestError(told["error"])
+    found = told(args.service or "", environ)
     rows = tuple(
         (
             row["service"],
@@ -46,7 +33,31 @@ def config(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
             row["value"] or NOT_SET,
             row["from"] if row["value"] else "",
         )
-        for row in told["settings"]
+        for row in found["settings"]
     )
-    problems = told["problems"]
-    return Report(data=told, text=[Table(COLUMNS, rows), *problems], failed=bool(problems))
+    problems = found["problems"]
+    return Report(data=found, text=[Table(COLUMNS, rows), *problems], failed=bool(problems))
+
+
+def told(service: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``settings`` and ``problems`` of a service, empty: of all.
+
+    The services know their settings: one of their modules is asked, in a process of its own.
+
+    Raises:
+        InvalidRequestError: the services are not installed, or the file cannot be read.
+    """
+    require_services()
+    command = [sys.executable, "-m", "holdfast_services.config"]
+    command += [service] if service else []
+    asked = subprocess.run(  # noqa: S603 - ours
+        command, env=dict(environ), capture_output=True, text=True, timeout=ASK_S_MAX, check=False
+    )
+    try:
+        found: dict[str, Any] = json.loads(asked.stdout)
+    except ValueError as cause:
+        last = asked.stderr.strip().rpartition("\n")[2]
+        raise InternalError(f"the settings were not told: {last[:200]}") from cause
+    if "error" in found:
+        raise InvalidRequestError(found["error"])
+    return found

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.metadata
 import importlib.util
 import mmap
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import holdfast
 from holdfast.cli.checks import Check, check
+from holdfast.cli.doctor_node import NodeFacts, look_at_node, node_checks
 from holdfast.cli.doctor_store import StoreFacts, look_at_store, rebuild, store_checks
 from holdfast.cli.output import Report, Table
 from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
@@ -35,31 +39,14 @@ SOCKET_PATH_BYTES_MAX = 107
 
 KNOWN_VARIABLES = frozenset(
     f"HOLDFAST_{name}"
-    for name in (
-        *("ADDRESS", "AGENT", "ARENA", "ATTEMPT", "BUDGET", "DATABASE_URL", "DATA_PORT"),
-        *("DECIDE_WAIT_S", "DOMAIN", "HOME", "JOB", "LAUNCH", "LISTEN", "LISTEN_HOST", "LOG"),
-        *(
-            "NODE",
-            "NODE_LEASE_S",
-            "READY_FILE",
-            "ORPHAN_AGE_S",
-            "PERSIST_PARTS",
-            "PERSIST_RATE",
-            "QUEUE",
-            "QUEUE_LEASE_S",
-            "RDMA",
-            "RDMA_PORT",
-            "REPLICATE_RATE",
-            "REST_LISTEN",
-            "RESTORE_TIMEOUT",
-            "RPC_PORT",
-            "SCRUB_AGE_S",
-            "SCRUB_RATE",
-            "STORE",
-            "TOKEN",
-            "WORKER",
-        ),
-    )
+    for name in """
+ADDRESS AGENT ARENA ATTEMPT AUTO BUDGET COMMIT CONFIG DATABASE_URL DATA_PORT DECIDE_WAIT_S
+DOMAIN HOME JOB KUBERNETES LAUNCH LISTEN LISTEN_HOST LOG LOG_FORMAT METRICS_LISTEN NODE
+NODE_LEASE_S ORPHAN_AGE_S PERSIST_PARTS PERSIST_RATE PLAN_S POLICY QUEUE QUEUE_LEASE_S
+QUOTAS RANK_PROCESS RDMA RDMA_PORT READY_FILE RECORD_COMMAND REPLICATE_RATE
+RESTORE_TIMEOUT REST_LISTEN REST_NAMES RPC_PORT SCHEDULER SCRUB_AGE_S SCRUB_RATE STORE
+TOKEN WORKER
+""".split()  # noqa: SIM905 - words
 )
 RDMA = "rdma"
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -84,6 +71,7 @@ class Facts:
     metadata: MetadataFacts | None
     agents: tuple[AgentFacts, ...]
     store: StoreFacts | None = None
+    node: NodeFacts | None = None
 
 
 def doctor(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
@@ -121,6 +109,7 @@ def gather(environ: Mapping[str, str]) -> Facts:
         metadata=probe_metadata(address) if address else None,
         agents=tuple(probe_agent(socket) for socket in sockets if _fits(socket)),
         store=look_at_store(environ, stack),
+        node=look_at_node(environ, sockets),
     )
 
 
@@ -163,7 +152,7 @@ def _variables(facts: Facts) -> Iterator[Check]:
         "variables",
         not unknown,
         ", ".join(unknown or ours) or "none set",
-        "not a setting of this version: mistyped?",
+        f"not a setting of this version: mistyped? {_nearest(unknown)}",
     )
     yield check(
         "torchrun store",
@@ -171,6 +160,12 @@ def _variables(facts: Facts) -> Iterator[Check]:
         f"{SHARE_STORE} is {facts.environ.get(SHARE_STORE, 'not set')}",
         f"export {SHARE_STORE}=1 for torchrun: a restarted rank may hang without it",
     )
+
+
+def _nearest(unknown: Sequence[str]) -> str:
+    """Return what may have been meant by the first of these, if anything is near."""
+    found = difflib.get_close_matches(unknown[0], sorted(KNOWN_VARIABLES), n=1) if unknown else []
+    return f"the nearest is {found[0]}" if found else ""
 
 
 def _memory(facts: Facts) -> Iterator[Check]:
@@ -219,6 +214,10 @@ def _services(facts: Facts) -> Iterator[Check]:
         yield check("metadata", False, "none", "run `holdfast up`, or set HOLDFAST_ADDRESS")
     else:
         yield from _metadata(facts.metadata)
+    answering = [agent for agent in facts.agents if not agent.error]
+    if facts.node is not None:
+        yield from node_checks(facts.node, [agent.socket for agent in answering])
+    yield from _right_agents(facts, answering)
     for agent in facts.agents:
         yield _agent(agent)
         if not agent.error:
@@ -241,6 +240,12 @@ def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
         bad="fail",
     )
     yield check(
+        "version",
+        metadata.version in ("", holdfast.__version__),
+        f"{metadata.version or 'not said'} at metadata, {holdfast.__version__} here",
+        "they understand one another; upgrade the older side all the same, agents last",
+    )
+    yield check(
         "catalogue",
         not metadata.unready,
         metadata.unready or "takes writes, as far as can be seen from here",
@@ -254,6 +259,26 @@ def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
             f"{metadata.skew_s:+.0f} s to metadata",
             "synchronize the clocks: logs and events will not line up",
         )
+
+
+def _right_agents(facts: Facts, answering: Sequence[AgentFacts]) -> Iterator[Check]:
+    """Say whether agents are those that this environment means, each with an arena of its own."""
+    node, address = facts.environ.get("HOLDFAST_NODE"), facts.environ.get("HOLDFAST_ADDRESS")
+    arenas = Counter(agent.arena for agent in answering if agent.arena)
+    for agent in answering:
+        advice = f"{agent.socket} is the socket of another node: set HOLDFAST_AGENT to this one's"
+        if node:
+            yield check("node", node == agent.node, f"{agent.node} answers", advice, bad="fail")
+        if address and agent.metadata_address:
+            yield check(
+                "catalogue of the agent",
+                address == agent.metadata_address,
+                agent.metadata_address,
+                f"HOLDFAST_ADDRESS is {address} here: another name of it, or another catalogue",
+            )
+        if arenas[agent.arena] > 1:
+            advice = "two agents have one arena: end one, or set its HOLDFAST_ARENA to another"
+            yield check("arena lock", False, agent.arena, advice, bad="fail")
 
 
 def _agent(agent: AgentFacts) -> Check:

@@ -56,6 +56,7 @@ class AgentFacts:
     budget_bytes: int = 0
     used_bytes: int = 0
     metadata_reachable: bool = False
+    metadata_address: str = ""
     transports: tuple[TransportFacts, ...] = ()
     unchanged_bytes: int = 0
     replicate_bytes_per_s: int = 0
@@ -109,6 +110,7 @@ def probe_agent(socket: Path) -> AgentFacts:
         budget_bytes=answer.budget_bytes,
         used_bytes=answer.used_bytes,
         metadata_reachable=answer.metadata_reachable,
+        metadata_address=answer.metadata_address,
         transports=tuple(
             TransportFacts(
                 kind=one.kind, place=one.place, fetched_bytes=one.fetched_bytes, problem=one.problem

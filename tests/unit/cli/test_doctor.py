@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.cli.doctor import Facts, checks, gather
+import holdfast
+from holdfast.cli.doctor import KNOWN_VARIABLES, Facts, checks, gather
+from holdfast.cli.doctor_node import NodeFacts, Port, look_at_node
 from holdfast.cli.doctor_store import StoreFacts, look_at_store
 from holdfast.cli.probes import AgentFacts, MetadataFacts, TransportFacts
 from holdfast.rpc.protocol import PROTOCOL
 
 GIB = 1 << 30
-METADATA = MetadataFacts(address="h:1", version="1", protocols=(PROTOCOL, PROTOCOL), skew_s=0.2)
+METADATA = MetadataFacts(
+    address="h:1", version=holdfast.__version__, protocols=(PROTOCOL, PROTOCOL), skew_s=0.2
+)
 AGENT = AgentFacts(socket=Path("/s"), node="a", budget_bytes=GIB, metadata_reachable=True)
 RDMA = TransportFacts(kind="rdma", place="mlx5_0/1 (10.2.0.1)", fetched_bytes=GIB)
 BROKEN = replace(RDMA, problem="no cable")
 TCP = TransportFacts(kind="tcp")
 STORE = StoreFacts(url="file:///s", queue_error="", worker_ready=True)
+NODE = NodeFacts(sockets={})
 GOOD = Facts(
     python=(3, 11, 7),
     torch="2.13.0+cpu",
@@ -65,6 +72,24 @@ def test_a_healthy_machine_has_nothing_to_mend():
          "fail", "is it up?"),
         (replace(GOOD, metadata=replace(METADATA, protocols=(PROTOCOL + 1, PROTOCOL + 2))),
          "metadata", "fail", "upgrade"),
+        (replace(GOOD, metadata=replace(METADATA, version="0.0.1")), "version", "warn", "upgrade"),
+        (replace(GOOD, environ={"HOLDFAST_ADRESS": "x"}), "variables", "warn",
+         "the nearest is HOLDFAST_ADDRESS"),
+        (replace(GOOD, environ={"HOLDFAST_NODE": "b"}), "node", "fail", "another node"),
+        (replace(GOOD, environ={"HOLDFAST_ADDRESS": "h:2"},
+                 agents=(replace(AGENT, metadata_address="h:1"),)),
+         "catalogue of the agent", "warn", "HOLDFAST_ADDRESS is h:2"),
+        (replace(GOOD, node=NodeFacts(sockets={Path("/t"): "/t is not there"})), "socket",
+         "fail", "agents answer at /s"),
+        (replace(GOOD, node=replace(NODE, ports=(Port("HOLDFAST_RPC_PORT", 7, "pid 1 (nginx)"),))),
+         "port", "warn", "set HOLDFAST_RPC_PORT to another port"),
+        (replace(GOOD, agents=(), node=replace(NODE, arena="/a", arena_holder="pid 1 (x)")),
+         "arena lock", "fail", "a folder of its own"),
+        (replace(GOOD, node=replace(NODE, settings_file="/f", refusals=("no",))),
+         "settings file", "fail", "holdfast config"),
+        (replace(GOOD, agents=(replace(AGENT, transports=(replace(BROKEN,
+            problem="memlock limit 64 KiB is less: ulimit -l unlimited"), TCP)),)),
+         "rdma", "warn", "ulimit -l unlimited"),
         (replace(GOOD, metadata=replace(METADATA, skew_s=-9.0)), "clock", "warn", "synchronize"),
         (replace(GOOD, metadata=replace(METADATA, unready="read-only")), "catalogue", "fail",
          "standby"),
@@ -160,3 +185,55 @@ def test_services_that_do_not_answer_are_facts_not_failures(tmp_path):
     assert facts.metadata is not None
     assert facts.metadata.error
     assert facts.agents[0].error
+
+
+def test_every_setting_that_there_is_is_known():
+    """A variable of today is not called mistyped."""
+    listed = Path(__file__).parents[2] / "tidy/settings.txt"
+
+    assert {*listed.read_text().split(), "HOLDFAST_JOB", "HOLDFAST_TOKEN"} == KNOWN_VARIABLES
+
+
+def test_two_agents_with_one_arena_and_two_variables_with_one_port_are_named():
+    agents = tuple(replace(AGENT, socket=Path(name), arena="/a") for name in ("/s", "/t"))
+    ports = (Port("HOLDFAST_RPC_PORT", 7), Port("HOLDFAST_DATA_PORT", 7))
+    found = list(checks(replace(GOOD, agents=agents, node=replace(NODE, ports=ports))))
+    bad = [(check.name, check.level) for check in found if check.level != "ok"]
+
+    assert 2 * [("port", "warn")] + 2 * [("arena lock", "fail")] == bad
+    assert any("RPC_PORT and HOLDFAST_DATA_PORT name one port" in check.advice for check in found)
+
+
+def test_this_node_is_looked_at_as_it_is(tmp_path):
+    """Real sockets, ports and locks, held by this process."""
+    arena, plain, file = tmp_path / "arena", tmp_path / "plain", tmp_path / "x.toml"
+    arena.mkdir()
+    plain.touch()
+    file.write_text("[agent]\nrpc_prot = 1\n")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.socket(socket.AF_UNIX) as agent,
+    ):
+        agent.bind(str(tmp_path / "s"))
+        folder = os.open(arena, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        port = taken.getsockname()[1]
+        environ = {
+            **os.environ,
+            "HOLDFAST_METRICS_LISTEN": f"127.0.0.1:{port}",
+            "HOLDFAST_RPC_PORT": "0",
+            "HOLDFAST_ARENA": str(arena),
+            "HOLDFAST_CONFIG": str(file),
+        }
+        facts = look_at_node(environ, [tmp_path / "s", plain, tmp_path / "none"])
+        os.close(folder)
+
+    me = f"pid {os.getpid()} ("
+    assert ["", "is no socket", "is not there"] == [
+        trouble and trouble.split(" ", 1)[1] for trouble in facts.sockets.values()
+    ]
+    assert [("HOLDFAST_METRICS_LISTEN", port)] == [(p.variable, p.number) for p in facts.ports]
+    assert facts.ports[0].holder.startswith(me)
+    assert facts.arena_holder.startswith(me)
+    assert "rpc_prot is no setting, the nearest is rpc_port" in facts.refusals[0]
+    assert "" == look_at_node(environ, []).arena_holder
