@@ -14,6 +14,7 @@ from holdfast_services.metadata.domain.accounting import shown
 from holdfast_services.metadata.domain.holds import removed
 from holdfast_services.metadata.domain.ledger import Cause, Ledger, total
 from holdfast_services.metadata.domain.rollback import rolled_back
+from holdfast_services.metadata.edges.cost_figures import JOBS_COUNT_MAX
 from holdfast_services.metadata.edges.ledgers import ledger_family
 
 
@@ -31,6 +32,52 @@ def test_a_job_that_trains_has_trained_until_now(cluster):
 
     assert spent(cluster).trained_s == 30.0
     assert cluster.run.ledger.months == (), "it is written when the attempt is over"
+    cluster.later(0.3)
+    assert spent(cluster).trained_s == pytest.approx(30.3), "until its lease is over"
+
+
+def silence(cluster):
+    """Of the ranks nobody says anything any more, not even that they have ended."""
+    for node in "ab":
+        cluster.wipe(node)
+    cluster.report("a", "b")
+
+
+def test_a_job_without_an_attempt_has_an_empty_ledger(cluster):
+    assert shown(cluster.run, cluster.now_s) == Ledger()
+
+
+def test_while_the_next_attempt_restores_what_was_trained_is_shown(cluster):
+    train(cluster, b"first", seconds=30)
+    end(cluster)
+    cluster.launch(b"second", "a", "b", launcher="L")
+    cluster.later(20.0)
+
+    assert (spent(cluster).trained_s, spent(cluster).down_s) == (30.0, {})
+
+
+def test_of_an_attempt_of_before_ledgers_nothing_is_invented(cluster):
+    """A row of an older version, and ranks that say nothing any more."""
+    train(cluster, b"first", seconds=30)
+    silence(cluster)
+    cluster.run = replace(cluster.run, ledger=Ledger())
+    cluster.report("a", "b")
+    assert cluster.run.ledger.since_s == cluster.run.attempt.started_at_s
+
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).trained_s == 1.0
+    assert cluster.run.record.trained_s == 0.0
+
+
+def test_a_lease_that_was_taken_away_does_not_come_back_by_silence(cluster):
+    train(cluster, b"first", seconds=3)
+    silence(cluster)
+    attempt = replace(cluster.run.attempt, lease_until_s=0.0)
+    cluster.run = replace(cluster.run, attempt=attempt)
+    cluster.report("a", "b")
+
+    assert cluster.run.attempt.lease_until_s == 0.0
 
 
 def test_once_ranks_have_died_the_job_trains_no_more_and_is_down_when_it_is_back(cluster):
@@ -143,6 +190,35 @@ def test_prometheus_sees_all_of_it_by_kind_and_cause_and_nothing_of_a_job_that_w
     assert figures(cluster) == {}
 
 
+def test_of_more_jobs_than_have_lines_the_first_by_name_have(cluster):
+    train(cluster, b"first", seconds=1)
+    names = [f"job{number:03}" for number in range(JOBS_COUNT_MAX + 5)]
+    runs = tuple(replace(cluster.run, job=name) for name in reversed(names))
+
+    [family] = ledger_family(replace(cluster.world(), runs=runs))
+
+    told = list(dict.fromkeys(sample.labels["job"] for sample in family.samples))
+    assert told == names[:JOBS_COUNT_MAX]
+
+
+def test_who_was_told_to_save_and_not_to_end_died_of_something_else(cluster):
+    train(cluster, b"first", seconds=10)
+    notice(cluster, SaveReason.OPERATOR)
+    end(cluster)
+    cluster.later(3.0)
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).down_s == {Cause.PROCESS: 3.0}
+
+
+def test_what_an_attempt_waited_for_its_saves_is_known_after_it(cluster):
+    train(cluster, b"first", seconds=10)
+    end(cluster, costs=RankCosts(stalled_s=4.0), closed=True)
+    train(cluster, b"second", seconds=1)
+
+    assert spent(cluster).stalled_s == 4.0
+
+
 def test_who_trained_on_for_hours_after_a_notice_was_not_ended_by_it(cluster):
     """A preemption that was called off, and ranks that died the day after."""
     train(cluster, b"first", seconds=5)
@@ -186,8 +262,12 @@ def test_who_trained_on_while_the_catalogue_was_away_has_trained_all_the_time(cl
     assert spent(cluster).trained_s == 50_010.0
 
 
-def roll_back(cluster):
-    row = next(row for row in cluster.run.checkpoints if cluster.run.usable(row.id))
+def usable(cluster):
+    return [row for row in cluster.run.checkpoints if cluster.run.usable(row.id)]
+
+
+def roll_back(cluster, step=None):
+    row = next(row for row in usable(cluster) if step in (None, row.id.step))
     cluster.run = rolled_back(cluster.run, row).run
     cluster.settle()
 
@@ -207,6 +287,30 @@ def test_a_job_that_is_rolled_back_while_it_trains_has_trained_until_then(cluste
     assert spent(cluster).lost_s == {Cause.NODE: 20.0}
     assert spent(cluster).down_s == {Cause.NODE: 8.0}
     assert cluster.run.record.trained_s == 30.0
+
+
+def test_what_was_done_after_the_step_that_is_gone_back_to_is_lost(cluster):
+    train(cluster, b"first", seconds=10)
+    cluster.commit(7, 1, "a", "b")
+    cluster.later(20.0)
+    cluster.deaf |= {"a", "b"}
+    cluster.commit(9, 1, "a", "b")
+    cluster.later(2.0)
+    cluster.report("a", "b")
+    roll_back(cluster, 7)
+    restored(cluster, b"second")
+
+    assert cluster.run.decision.checkpoint.step == 7
+    assert spent(cluster).lost_s == {Cause.NODE: 22.0}
+
+
+def test_an_attempt_of_which_a_rank_has_not_come_yet_does_not_train(cluster):
+    cluster.join("a", "b")
+    cluster.register(0, "a")
+    cluster.status("a", 0, loaded=True)
+    cluster.report("a")
+
+    assert cluster.run.ledger.since_s is None
 
 
 def test_what_is_said_of_a_dead_rank_does_not_keep_the_one_that_fell_silent_alive(cluster):
@@ -251,7 +355,7 @@ def over(cluster, how, wait_s):
         notice(cluster, SaveReason.PREEMPTION)
     if how in ("closed", "died", "noticed"):
         end(cluster, closed=how == "closed")
-    elif how == "rolled back" and cluster.run.checkpoints:
+    elif how == "rolled back" and usable(cluster):
         roll_back(cluster)
     elif how == "off":
         outage(cluster, wait_s)

@@ -9,7 +9,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.believed_copies import ShardCopies
 from holdfast_services.metadata.domain.holds import Listed
-from holdfast_services.metadata.domain.ledger import Cause, Ledger
+from holdfast_services.metadata.domain.ledger import Cause, Ledger, Month
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.dashboard import charts, ladder, node_rows, overview, safety
 from holdfast_services.metadata.edges.dashboard.consequences import CONSEQUENCES
@@ -225,7 +225,20 @@ def test_where_the_time_went_is_told_of_the_newest_months_and_of_all(trained):
     assert (rows[0].lost, rows[0].down) == ("24 h (node)", "24 h (node)")
     assert (rows[2].lost, rows[2].down, rows[2].share) == ("-", "-", "100.0 %")
     assert rows[-1].productive == "400.0 days"
+    assert (rows[2].stalled, rows[0].productive) == ("4.7 s", "4.0 days")
     assert spent(replace(trained.run, ledger=Ledger(), attempt=None), trained.world()) == ()
+
+
+def test_where_no_time_went_there_is_a_dash_and_causes_are_in_order(trained):
+    months = (
+        Month(name="2026-10"),
+        Month(name="2026-11", down_s={Cause.PROCESS: 10.0, Cause.NODE: 20.0}),
+    )
+
+    newest, oldest, _ = spent(replace(trained.run, ledger=Ledger(months=months)), trained.world())
+
+    assert newest.down == "20 s (node), 10 s (process)"
+    assert {oldest.share, oldest.productive, oldest.stalled, oldest.lost, oldest.down} == {"-"}
 
 
 def test_charts_hold_what_is_known_and_invent_nothing(trained):

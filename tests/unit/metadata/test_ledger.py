@@ -102,8 +102,16 @@ def test_an_attempt_that_ended_later_than_the_next_one_began_trained_until_then(
     assert (month.name, month.trained_s, month.down_s) == ("2026-11", DAY_S, {})
 
 
+def test_an_attempt_that_ended_before_it_began_was_not_down_meanwhile():
+    odd = Ledger().begun(100.0, None).ended(90.0, Cause.NODE, 1.0)
+
+    assert odd.begun(120.0, None).months == (Month(name="1970-01", down_s={Cause.NODE: 20.0}),)
+
+
 def test_training_that_began_on_a_clock_that_was_ahead_counts_from_when_it_is_heard():
-    ahead = Ledger().begun(NOV_S + 400 * DAY_S, None).heard(NOV_S, 1.0)
+    late_s = NOV_S + 400 * DAY_S
+    ahead = Ledger().begun(late_s, None).heard(late_s, 1.0).heard(NOV_S, 1.0)
+    assert ahead.heard_s == NOV_S
 
     [month] = ahead.ended(NOV_S + 60.0, None, 0.0).months
 
@@ -117,6 +125,18 @@ def test_months_of_a_clock_that_was_years_ahead_leave_room_for_the_true_ones():
     months = ahead.begun(NOV_S, None).ended(NOV_S + 60.0, None, 0.0).months
 
     assert months == (Month(name="2026-11", trained_s=60.0),)
+
+
+def test_of_a_clock_that_was_a_month_ahead_the_true_months_stay():
+    ledger = Ledger().begun(NOV_S - 800 * DAY_S, None).ended(NOV_S + 31 * DAY_S, None, 0.0)
+    assert [month.name for month in ledger.months[-2:]] == ["2026-11", "2026-12"]
+
+    assert ledger.begun(NOV_S, None).months == ledger.months[:-1]
+
+
+def test_what_is_left_of_a_month_is_never_less_than_nothing():
+    """0.3 is less than 0.1 and 0.2 together, to a processor."""
+    assert Month(name="", trained_s=0.3, stalled_s=0.1, lost_s={Cause.NODE: 0.2}).productive_s == 0
 
 
 def test_months_of_a_clock_that_is_behind_drive_no_true_ones_out_while_there_is_room():

@@ -37,6 +37,44 @@ def known(cluster):
 
 
 @pytest.fixture
+def abandoning(known):
+    """Sixty steps that are given up before one that is acknowledged, and one after it."""
+    for step in (*range(21, 81), 120):
+        known.abandon("a", step, 1)
+    known.hold("a", 60, 1, 0)
+    known.commit(100, 1, "a", "b")
+    return known
+
+
+def test_a_view_names_the_newest_steps_that_were_given_up_and_no_older_than_need_be(abandoning):
+    """What is older than the acknowledged step is freed anyway: the view need not grow by it."""
+    [view] = abandoning.view("a").runs
+
+    assert len(abandoning.run.abandoned) > 60
+    assert view.free_before.step == 100
+    assert sorted(one.step for one in view.abandoned) == [*range(66, 81), 120]
+
+
+def test_while_a_restore_is_decided_a_view_names_all_steps_that_were_given_up(abandoning):
+    abandoning.launch(b"second", "a", "b")
+
+    [view] = abandoning.view("a").runs
+
+    assert abandoning.run.deciding
+    assert view.abandoned == abandoning.run.abandoned
+
+
+def test_steps_of_an_earlier_attempt_that_nothing_else_frees_stay_in_a_view(abandoning):
+    abandoning.launch(b"second", "a", "b")
+    abandoning.ready(("a", 0), ("b", 1))
+
+    [view] = abandoning.view("a").runs
+
+    assert not abandoning.run.deciding
+    assert [one.step for one in view.abandoned] == [120]
+
+
+@pytest.fixture
 def written(monkeypatch):
     """The views that were written as messages, in order."""
     done = []

@@ -14,12 +14,12 @@ NOTICE_S_MAX = 3600.0
 """Who trains for so long after it was told to end was not ended by that."""
 
 
-def last_s(run: Run, attempt: Attempt) -> float:
-    """Return when the newest attempt was last heard.
+def last_s(run: Run) -> float:
+    """Return when the newest attempt was last heard; meaningless of one that never was.
 
     Not by its lease: that is prolonged after an outage, and taken away, without a word of it.
     """
-    return run.ended.at_s if run.ended else max(attempt.started_at_s, run.ledger.heard_s)
+    return run.ended.at_s if run.ended else run.ledger.heard_s
 
 
 def why_ended(run: Run, end_s: float) -> Cause | None:
@@ -39,7 +39,7 @@ def followed(run: Run) -> Ledger:
     """Return the ledger as another attempt is about to follow the newest one."""
     if run.attempt is None:
         return run.ledger
-    end_s = last_s(run, run.attempt)
+    end_s = last_s(run)
     return run.ledger.ended(end_s, why_ended(run, end_s), run.attempt.costs.stalled_s)
 
 
@@ -69,5 +69,5 @@ def shown(run: Run, now_s: float) -> Ledger:
     attempt = run.attempt
     if attempt is None:
         return run.ledger
-    ends_s = now_s if attempt.lease_until_s > now_s else last_s(run, attempt)
+    ends_s = now_s if attempt.lease_until_s > now_s else last_s(run)
     return run.ledger.ended(ends_s, None, attempt.costs.stalled_s).settled()

@@ -44,7 +44,7 @@ def recorded(run: Run) -> FailureRecord:
     attempt = run.attempt
     if attempt is None or not any(rank.loaded for rank in run.ranks):
         return run.record
-    last_s = accounting.last_s(run, attempt)
+    last_s = accounting.last_s(run)
     failed = accounting.why_ended(run, last_s) in (Cause.NODE, Cause.PROCESS)
     return FailureRecord(
         failures_count=run.record.failures_count + failed,

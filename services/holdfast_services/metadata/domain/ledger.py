@@ -74,7 +74,8 @@ class Ledger:
     """The months of a job, the newest last, and what is not over yet.
 
     ``since_s`` is when the newest attempt began to train, None: it has not, and ``heard_s`` about
-    when it was last heard, 0: never. ``left`` is what it has to make up for, None: nothing.
+    when it was last heard; before it ever was, the one before. ``left`` is what it has to make up
+    for, None: nothing.
     """
 
     months: tuple[Month, ...] = ()
@@ -102,8 +103,8 @@ class Ledger:
         left, begun = self.left, replace(self, since_s=now_s, left=None)
         if left is not None:
             # No attempt trains while the next one does: a clock was ahead, and is no more.
-            end_s = max(left.since_s, min(left.end_s, now_s))
-            begun = _attempt(begun, replace(left, end_s=end_s), saved_at_s or left.since_s)
+            end_s = min(left.end_s, now_s)
+            begun = _attempt(begun, replace(left, end_s=end_s), saved_at_s or 0.0)
             begun = _spent(begun, "down_s", end_s, now_s, left.cause)
         return _with_room(begun, now_s)
 
@@ -114,12 +115,12 @@ class Ledger:
         """
         since_s = self.since_s
         if since_s is None:
-            return replace(self, heard_s=0.0)
+            return self
         end_s = max(end_s, since_s)
         # In order: settled at once, with nothing lost by whatever cause.
         known = cause or Cause.PROCESS
         left = Left(since_s=since_s, end_s=end_s, cause=known, stalled_s=stalled_s)
-        over = replace(self, since_s=None, heard_s=0.0, left=left)
+        over = replace(self, since_s=None, left=left)
         return over if cause else over.settled()
 
     def settled(self) -> Ledger:
@@ -184,7 +185,7 @@ def _spent(
 ) -> Ledger:
     """Return the ledger with a part of a span of time, cut where months begin, of a kind."""
     cuts = _BEGIN_S[bisect_right(_BEGIN_S, start_s) : bisect_left(_BEGIN_S, end_s)]
-    for begin_s, until_s in pairwise([start_s, *cuts[-MONTHS_COUNT_MAX:], end_s]):
+    for begin_s, until_s in pairwise([start_s, *cuts, end_s]):
         ledger = _with(ledger, begin_s, kind, (until_s - begin_s) * part, cause)
     return ledger
 
@@ -210,7 +211,7 @@ def _name(at_s: float) -> str:
     >>> _name(0), _name(951868799), _name(951868800)
     ('1970-01', '2000-02', '2000-03')
     """
-    index = max(0, bisect_right(_BEGIN_S, at_s) - 1)
+    index = bisect_right(_BEGIN_S, at_s) - 1
     return f"{_YEARS[index // 12]}-{index % 12 + 1:02}"
 
 

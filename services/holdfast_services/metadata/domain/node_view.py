@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.decision import Decision
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import Peer
@@ -33,6 +34,8 @@ from holdfast_services.metadata.domain.spare_elements import spare_elements
 
 COMMITTED_IN_VIEW_MAX = 8
 DURABLE_IN_VIEW_MIN = 2
+ABANDONED_IN_VIEW_MIN = 16
+"""Of the newest generation: more than the steps that a rank can wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +164,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         free_before=free_before(run),
         pinned=tuple(sorted(run.pins)),
         superseded=run.rules,
-        abandoned=run.abandoned,
+        abandoned=_abandoned(run),
         announcement=run.announcement,
         shortage=shortage,
         attempt=attempt.generation if attempt else 0,
@@ -185,6 +188,25 @@ def _committed(run: Run) -> tuple[Committed, ...]:
         )
         for row in usable
         if row.id in named or row.draining
+    )
+
+
+def _abandoned(run: Run) -> tuple[AbandonedStep, ...]:
+    """Return the newest of the attempt, and whatever else would not be freed as older anyway.
+
+    Each of them is told of again with every change of a view, to every node of the run.
+    """
+    if len(run.abandoned) <= ABANDONED_IN_VIEW_MIN:
+        return run.abandoned
+    mine = sorted(one.step for one in run.abandoned if one.generation == run.generation)
+    newest, kept = mine[-ABANDONED_IN_VIEW_MIN:], free_before(run)
+    return tuple(
+        one
+        for one in run.abandoned
+        if (one.generation == run.generation and one.step in newest)
+        or kept is None
+        or one.generation > kept.generation
+        or (one.step, one.generation) >= (kept.step, kept.generation)
     )
 
 

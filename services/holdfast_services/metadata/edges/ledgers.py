@@ -63,6 +63,6 @@ def ledger_family(world: World) -> Iterator[Metric]:
         found.add_metric([run.job, "productive", ""], spent.productive_s)
         found.add_metric([run.job, "stalled", ""], spent.stalled_s)
         for kind, by_cause in (("lost", spent.lost_s), ("down", spent.down_s)):
-            for cause, seconds in sorted(by_cause.items()):
+            for cause, seconds in by_cause.items():
                 found.add_metric([run.job, kind, cause], seconds)
     yield found
