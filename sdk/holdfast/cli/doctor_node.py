@@ -140,12 +140,20 @@ def _process_with(links: set[str]) -> str:
     """Return the process that has one of these open, as far as this user can see."""
     for folder in Path("/proc").glob("[0-9]*/fd"):
         try:
-            found = any(str(each.readlink()) in links for each in folder.iterdir())
+            opened = list(folder.iterdir())
         except OSError:
             continue  # of another user, or gone meanwhile
-        if found:
+        if any(_link(each) in links for each in opened):
             return process(int(folder.parent.name))
     return ""
+
+
+def _link(descriptor: Path) -> str:
+    """Return what is open; empty: it was closed meanwhile, as that of the listing itself."""
+    try:
+        return str(descriptor.readlink())
+    except OSError:
+        return ""
 
 
 def arena_holder(folder: Path) -> str:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.protection import Copies
 
-from .harness import reported, until
+from .harness import WAIT_S, reported, until
 
 MIB = 1 << 20
 LENGTH = 20 * MIB
@@ -18,7 +18,7 @@ LENGTH = 20 * MIB
 
 def samples(a) -> dict[tuple[str, str], float]:
     """Return the figures by name and what their labels say."""
-    text = httpx.get(f"{a.ready['metrics_url']}/metrics").text
+    text = httpx.get(f"{a.ready['metrics_url']}/metrics", timeout=WAIT_S).text
     families = list(text_string_to_metric_families(text))
     assert all(one.documentation and one.type != "unknown" for one in families)
     return {
@@ -60,7 +60,7 @@ def test_figures_are_told_to_whom_every_service_answers(node):
 
     assert url.startswith("http://127.0.0.1:")
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
-        answer = httpx.get(url, headers=headers)
+        answer = httpx.get(url, headers=headers, timeout=WAIT_S)
         assert (403, "access") == (answer.status_code, answer.json()["kind"])
 
 

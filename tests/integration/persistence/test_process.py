@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.persistence.harness import (
     JOB,
     MIB,
+    WAIT_S,
     Reconcile,
     Wrapped,
     draining,
@@ -117,7 +118,7 @@ def test_a_worker_that_is_killed_is_taken_over(catalogue, node, store, store_url
 
 
 def figures(worker):
-    text = httpx.get(f"{worker.ready['metrics_url']}/metrics").text
+    text = httpx.get(f"{worker.ready['metrics_url']}/metrics", timeout=WAIT_S).text
     families = list(text_string_to_metric_families(text))
     assert all(one.documentation and one.type != "unknown" for one in families)
     found = [sample for one in families for sample in one.samples]
