@@ -24,6 +24,7 @@ from holdfast.core.job_spec import JobSpec
 from holdfast.errors import PreconditionError
 from holdfast.integrations.optuna import JobObjective
 
+MESHED = Path(__file__).with_name("meshed_trainer.py")
 TRIAL = Path(__file__).with_name("trial.py")
 STEPS = 150
 STEP_S = "0.5"
@@ -52,14 +53,14 @@ def stack():
 class Job:
     """One job of the stack, and what its ranks have said."""
 
-    def __init__(self, stack, folder, gpus="1:2", *options, script=SCRIPT, save="1"):
+    def __init__(self, stack, folder, gpus="1:2", *options, script=SCRIPT, save="1", words=None):
         self.stack, self.name = stack, f"job-{uuid.uuid4().hex[:6]}"
         self.go = folder / f"{self.name}.go"
-        words = ["--job", self.name, "--steps", str(STEPS), "--save", save, "--go", str(self.go),
-                 "--step-s", STEP_S]  # fmt: skip
+        if words is None:
+            words = ("--steps", str(STEPS), "--save", save, "--step-s", STEP_S)
         self.submitted = stack.holdfast(
             "submit", "--job", self.name, "--gpus", gpus, "--grace", "20", *options, "--",
-            "--no-standby", str(script), *words,
+            "--no-standby", str(script), "--job", self.name, "--go", str(self.go), *words,
         )  # fmt: skip
 
     @property
@@ -154,6 +155,25 @@ def test_a_job_grows_and_shrinks_and_no_step_is_lost_or_done_twice(stack, tmp_pa
         job.close()
         if other:
             other.close()
+
+
+def test_a_job_is_given_a_mesh_with_its_gpus_and_goes_on_in_it_with_the_same_bits(stack, tmp_path):
+    """G26: tensor parallel over two ranks where it was over one, by a rescale of the scheduler."""
+    job = Job(
+        stack, tmp_path, "1:2", "--mesh", "dp=1,tp=1", "--mesh", "dp=1,tp=2", script=MESHED,
+        words=(),
+    )  # fmt: skip
+    try:
+        job.until(lambda: set(job.said(r"^mesh (.+)$")) == {"(1, 1)", "(1, 2)"}, "another mesh")
+        job.go.touch()
+        job.until_state("ended")
+        left = dict(job.said(r"^step (\d+) (\w+)$"))
+        loaded = {(step, bits) for step, bits in job.said(r"^loaded (\d+) (\w+)$") if step != "0"}
+
+        assert len(loaded) == 1
+        assert all(left[step] == bits for step, bits in loaded)
+    finally:
+        job.close()
 
 
 def test_people_are_told_what_is_wrong(stack, tmp_path):

@@ -13,13 +13,16 @@ from typing import Any
 from holdfast.cli import argument_types as types
 from holdfast.cli.output import Report
 from holdfast.core.executions import LastWord, Outcome
+from holdfast.core.meshes import of_environment
 from holdfast.embedded import agent_socket
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.launcher import ending
+from holdfast.launcher.environment import own
 from holdfast.launcher.notices import Source, source
 from holdfast.launcher.options import (
     Options,
     check_log_folder,
+    check_meshes,
     check_script,
     check_warm_cuda,
     nodes_range,
@@ -67,6 +70,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> LastWord:
     check_warm_cuda(options, environ)
     check_log_folder(options)
     ranks = ranks_count(options.nproc, environ)
+    check_meshes(options, ranks)
     world_size = ranks * options.nodes_max
     agent = agent_socket(environ, world_size=world_size, local_world_size=ranks)
     from holdfast.launcher.launch import Launcher  # noqa: PLC0415 - grpc, which no other error needs
@@ -111,6 +115,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         notices=tuple(args.notices),
         address=args.address,
         allocated=args.allocated,
+        meshes=tuple(args.meshes or of_environment(own(environ))),
         auto=auto,
         auto_steps_by=args.auto_steps_by,
         fresh=args.fresh,
@@ -222,6 +227,15 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         default="1",
         metavar="N|auto|gpu|cpu",
         help="The node has so many ranks (default 1).",
+    )
+    command.add_argument(
+        "--mesh",
+        dest="meshes",
+        action="append",
+        default=[],
+        metavar="AXIS=N,...",
+        help="The ranks are told this mesh, such as dp=4,tp=2, if there are as many of them; one "
+        "axis may be *. Several say several numbers of ranks.",
     )
     command.add_argument(
         *_spelled("--node-rank"),

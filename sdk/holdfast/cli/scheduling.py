@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.cli.output import Json, Report, Table, counted
+from holdfast.core import meshes
 from holdfast.core.job_spec import JobSpec, check
 from holdfast.core.records import from_record, to_record
 from holdfast.embedded import agent_socket, home_folder, running_stack
@@ -80,6 +81,11 @@ def _spec(args: argparse.Namespace) -> JobSpec:
         values["command"] = args.words[1:] if args.words[0] == "--" else args.words
     if args.gpus:
         values["gpus_min"], values["gpus_max"] = args.gpus
+    if args.meshes:
+        values["meshes"] = args.meshes
+        bounds = meshes.bounds(args.meshes)
+        if bounds and not args.gpus:
+            values["gpus_min"], values["gpus_max"] = bounds
     if args.environment:
         values["environment"] = {**values.get("environment", {}), **dict(args.environment)}
     values.setdefault("folder", str(Path.cwd()))

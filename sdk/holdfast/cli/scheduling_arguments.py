@@ -64,6 +64,14 @@ def _add_submit(command: argparse.ArgumentParser) -> None:
         help="The job trains on so many GPUs (default 1).",
     )
     command.add_argument(
+        "--mesh",
+        dest="meshes",
+        action="append",
+        metavar="AXIS=N,...",
+        help="The job trains on as many GPUs as this mesh, such as dp=4,tp=2, has; one axis may be "
+        "*. Several say several numbers of GPUs.",
+    )
+    command.add_argument(
         "--priority",
         type=int,
         metavar="N",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.core import meshes
 from holdfast.core.ids import job_name
 from holdfast.errors import InvalidRequestError
 
@@ -29,7 +30,7 @@ _OURS = frozenset(
     f"--{name}"
     for name in (
         *("job", "nnodes", "nproc-per-node", "nproc_per_node", "standalone", "grace"),
-        *("allocated", "ending", "warm-cuda", "notice"),
+        *("allocated", "ending", "warm-cuda", "notice", "mesh"),
     )
 )
 """Options of ``holdfast run`` that are not a job's to say."""
@@ -45,7 +46,8 @@ class JobSpec:
     ``family``: jobs that scale alike, such as the same model; empty: those of the same command.
     ``gpu_types``: where it may run, empty: anywhere. ``folder``: where the command runs, the same
     on all nodes. ``grace_s``: how long ranks have to end. ``retries``: how often it begins again
-    after its script has failed.
+    after its script has failed. ``meshes``: it trains only on numbers of GPUs for which there is
+    one of these; empty: on any. See ``core.meshes``.
     """
 
     name: str
@@ -64,6 +66,12 @@ class JobSpec:
     folder: str = ""
     grace_s: float = 30.0
     retries: int = 0
+    meshes: tuple[str, ...] = ()
+
+    def runs_on(self, gpus: int) -> bool:
+        """Tell whether it trains on so many GPUs."""
+        fits = not self.meshes or meshes.mesh_for(self.meshes, gpus) is not None
+        return fits and self.gpus_min <= gpus <= self.gpus_max
 
 
 def check(spec: JobSpec) -> None:
@@ -90,6 +98,7 @@ def check(spec: JobSpec) -> None:
         raise InvalidRequestError(
             f"gpus_min {spec.gpus_min} is more than gpus_max {spec.gpus_max}: write MIN:MAX"
         )
+    _check_meshes(spec)
     for name, text in (("owner", spec.owner), ("family", spec.family)):
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
             raise InvalidRequestError(f"{name} must be {TEXT_LENGTH_MAX} printable characters")
@@ -97,6 +106,15 @@ def check(spec: JobSpec) -> None:
         raise InvalidRequestError(f"folder {spec.folder[:TEXT_LENGTH_MAX]!r} is no absolute path")
     _check_command(spec.command)
     _check_environment(spec.environment)
+
+
+def _check_meshes(spec: JobSpec) -> None:
+    meshes.check(spec.meshes)
+    for name, gpus in (("gpus_min", spec.gpus_min), ("gpus_max", spec.gpus_max)):
+        if not spec.runs_on(gpus):
+            raise InvalidRequestError(
+                f"{name} is {gpus}, for which there is no mesh among {'; '.join(spec.meshes)}"
+            )
 
 
 def _check_command(words: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast.elastic.epochs import Epochs, remaining_epochs_until
     from holdfast.elastic.group import init_process_group
     from holdfast.elastic.loader import AdaptiveDataLoader
+    from holdfast.elastic.mesh import device_mesh
     from holdfast.elastic.noise_scale import NoiseScale
     from holdfast.elastic.parallel import AdaptiveDataParallel
     from holdfast.elastic.scaling_rules import (
@@ -41,6 +42,7 @@ __all__ = [
     "ScalingRule",
     "SqrtScale",
     "adapt",
+    "device_mesh",
     "init_process_group",
     "remaining_epochs_until",
 ]
@@ -54,6 +56,7 @@ _HOME = {
     "Epochs": "elastic.epochs",
     "NoiseScale": "elastic.noise_scale",
     "adapt": "elastic.adaptation",
+    "device_mesh": "elastic.mesh",
     "init_process_group": "elastic.group",
     "remaining_epochs_until": "elastic.epochs",
 }

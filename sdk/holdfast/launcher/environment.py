@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.meshes import MESH, MESHES, required, text_of
 from holdfast.core.rounds import Place
 from holdfast.launcher.keeper import MARK
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH")
+OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH", MESH, MESHES)
 
 
 def own(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -39,9 +40,19 @@ def constant(
 
 
 def of_round(
-    place: Place, environ: Mapping[str, str], *, launch: str, local_rank: int, error_file: str
+    place: Place,
+    environ: Mapping[str, str],
+    *,
+    launch: str,
+    local_rank: int,
+    error_file: str,
+    meshes: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return what a rank is told for one round; ranks of nodes go in order, those of one too."""
+    """Return what a rank is told for one round; ranks of nodes go in order, those of one too.
+
+    Raises:
+        InvalidRequestError: there are meshes, and none is for so many ranks.
+    """
     rank = str(place.first_rank + local_rank)
     world_size = str(place.world_size)
     made = {
@@ -58,6 +69,8 @@ def of_round(
         "HOLDFAST_ATTEMPT": place.nonce,
         "HOLDFAST_LAUNCH": environ.get("HOLDFAST_LAUNCH") or launch,
     }
+    if meshes:
+        made[MESH] = text_of(required(meshes, place.world_size))
     if place.ranks:
         made["LOCAL_WORLD_SIZE"] = str(place.ranks)
     if place.devices:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast.core.executions import LastWord, Outcome
 from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
-from holdfast.errors import AlreadyExistsError, CheckpointError
+from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
 from holdfast.launcher.ending import of_launch
@@ -227,6 +227,8 @@ class Launcher:
         try:
             for local_rank in range(self._ranks_count):
                 self._go(place, local_rank)
+        except InvalidRequestError as error:
+            self._fail(RankFailure(rank=place.first_rank, code=1, reason=error.message))
         except OSError as error:
             reason = f"cannot be started: {error.strerror}"
             self._fail(RankFailure(rank=place.first_rank, code=1, reason=reason, outside=True))
@@ -246,6 +248,7 @@ class Launcher:
             launch=self._view.launch,
             local_rank=local_rank,
             error_file=str(self._folder / f"{place.round}.{local_rank}.error.json"),
+            meshes=self._options.meshes,
         )
         process.go(told, self._failure_file(place, local_rank), self._logs(place, local_rank))
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core import meshes
 from holdfast.core.ids import JOB_NAME_LENGTH_MAX
 from holdfast.core.rounds import NODES_MAX, RANKS_PER_NODE_MAX, Terms
 from holdfast.errors import InvalidRequestError
@@ -28,7 +29,8 @@ class Options:
 
     ``nproc`` is a number, ``auto``, ``gpu`` or ``cpu``. ``redirects`` and ``tee``: 1 is standard
     output, 2 standard error, 3 both. ``address``: where other nodes reach this node's ranks; empty:
-    where they reach its agent. ``allocated``: the scheduler says which nodes take part.
+    where they reach its agent. ``allocated``: the scheduler says which nodes take part. ``meshes``:
+    ranks are told which of these is for as many as there are; empty: none.
     """
 
     script: str
@@ -51,6 +53,7 @@ class Options:
     notices: tuple[Source, ...] = ()
     address: str = ""
     allocated: bool = False
+    meshes: tuple[str, ...] = ()
     auto: bool = False
     auto_steps_by: str = ""
     fresh: bool = False
@@ -113,6 +116,21 @@ def check_script(options: Options) -> None:
     except (MemoryError, RecursionError, SyntaxError, ValueError) as cause:
         where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
         raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
+
+
+def check_meshes(options: Options, ranks: int) -> None:
+    """Refuse meshes of which none is for a number of ranks that the launch may come to have.
+
+    Nodes are taken to have ``ranks`` each.
+
+    Raises:
+        InvalidRequestError: names the number.
+    """
+    meshes.check(options.meshes)
+    if not options.meshes or options.allocated:
+        return
+    for nodes in range(options.nodes_min, options.nodes_max + 1):
+        meshes.required(options.meshes, nodes * ranks)
 
 
 def check_warm_cuda(options: Options, environ: Mapping[str, str]) -> None:

@@ -1,5 +1,7 @@
 """``holdfast run``: what is asked is checked before anything is started."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.cli import arguments
@@ -8,7 +10,7 @@ from holdfast.core.rounds import LauncherReport, Place, check
 from holdfast.errors import InvalidRequestError
 from holdfast.launcher import environment
 from holdfast.launcher.failures import failure
-from holdfast.launcher.options import Options, check_script, nodes_range, ranks_count
+from holdfast.launcher.options import Options, check_meshes, check_script, nodes_range, ranks_count
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2
 
@@ -139,6 +141,33 @@ def test_a_rank_has_torchruns_variables():
         "OMP_NUM_THREADS": "1",
         "HOLDFAST_AGENT": "/a", "HOLDFAST_ATTEMPT": "n", "HOLDFAST_LAUNCH": "L",
     }  # fmt: skip
+
+
+def test_a_rank_is_told_the_mesh_for_as_many_as_there_are():
+    """G26"""
+    place = Place(
+        round=3, nonce="n", master_address="h", master_port=9, first_rank=4, world_size=8,
+        node_rank=1, nodes_count=2,
+    )  # fmt: skip
+
+    def told(*meshes):
+        return environment.of_round(
+            place, {}, launch="L", local_rank=1, error_file="e", meshes=meshes
+        )
+
+    assert "HOLDFAST_MESH" not in told()
+    assert told("dp=1,tp=4", "dp=*,tp=2")["HOLDFAST_MESH"] == "dp=4,tp=2"
+    with pytest.raises(InvalidRequestError, match="no mesh for 8 ranks among tp=4; tp=2"):
+        told("tp=4", "tp=2")
+
+
+def test_numbers_of_nodes_without_a_mesh_are_refused_before_anything_starts():
+    asked = Options(script="x.py", nodes_min=1, nodes_max=3, meshes=("dp=1,tp=4", "dp=2,tp=4"))
+
+    with pytest.raises(InvalidRequestError, match="no mesh for 12 ranks"):
+        check_meshes(asked, 4)
+    check_meshes(replace(asked, nodes_max=2), 4)
+    check_meshes(replace(asked, allocated=True), 4)
 
 
 def test_exits_are_told_apart():

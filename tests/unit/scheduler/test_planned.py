@@ -173,3 +173,27 @@ def test_what_never_fits_is_refused_with_the_sum():
     assert "the quota of ada is 1" in refusal(
         replace(spec, gpus_min=2, owner="ada"), NODES.values(), {"ada": 1}
     )
+
+
+@pytest.mark.parametrize(
+    ("meshes", "measured", "chosen"),
+    [
+        (("tp=2", "tp=6"), 8, 6),  # not 8, which both nodes have
+        (("dp=*,tp=3",), 8, 6),
+        (("dp=1", "dp=6"), 1, 6),  # the next, though more than twice what was measured
+        (("dp=1", "dp=6"), 0, 1),
+    ],
+)
+def test_a_job_with_meshes_has_as_many_gpus_as_one_of_them(meshes, measured, chosen):
+    """G26: the least of them first, and more once it is known how it scales."""
+    least = 3 if "*" in meshes[0] else int(meshes[0][3:])
+    spec = replace(job(low=least, high=6).spec, meshes=meshes)
+    known = {}
+    if measured:
+        point = replace(POINT, replicas=measured)
+        hints = replace(HINTS, points=(point,), local_min=1)
+        known["gpt"] = Knowledge(hints=hints, at_s=NOW_S, gpu_type="H100")
+    about = subject([job(spec=spec)], Cluster(nodes=NODES), known, {}, NOW_S)
+    made = plan(about.view, Fifo(), NOW_S)
+
+    assert sum(gpus for _, gpus in made.allocations["gpt"]) == chosen

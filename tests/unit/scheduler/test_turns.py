@@ -7,6 +7,7 @@ from tests.unit.scheduler.world import World
 
 from holdfast.core.executions import Outcome
 from holdfast_services.scheduler.domain.job import State
+from holdfast_services.scheduler.domain.orders import orders_by_node
 from holdfast_services.scheduler.domain.retries import OUTSIDE_PER_HOUR_MAX
 
 
@@ -301,3 +302,27 @@ def test_a_plan_that_no_job_could_have_changes_nothing(world):
         world.turn()
 
         assert world.jobs["gpt"].shares == {"a": 1, "b": 1}
+
+
+def test_a_job_with_meshes_has_no_number_of_gpus_without_one():
+    """G26: neither by a plan, nor by the loss of a node; metadata begins no round with less."""
+    world = World(a=2, b=2)
+    world.submit("gpt", 2, 4, meshes=("dp=1,tp=2", "dp=1,tp=4"))
+    for wish, shares in (({"a": 2, "b": 1}, {}), ({"a": 2, "b": 2}, {"a": 2, "b": 2})):
+        world.wish("gpt", **wish)
+        world.settle()
+        assert world.jobs["gpt"].shares == shares
+    assert world.launches["gpt"].allocation.ranks_min == 0
+    [order] = orders_by_node(world.jobs.values(), world.now_s)["a"].orders
+    assert order.environment == {"HOLDFAST_MESHES": "dp=1,tp=2;dp=1,tp=4"}
+    lose(world, "b")
+    world.turn()
+    assert world.jobs["gpt"].shares == {"a": 2}
+
+    world = World(a=2, b=2)
+    world.submit("wide", 3, 4, meshes=("tp=3", "tp=4"))
+    world.wish("wide", a=2, b=2)
+    world.settle()
+    lose(world, "b")
+    world.turn()
+    assert world.jobs["wide"].state is State.QUEUED

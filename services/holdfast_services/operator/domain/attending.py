@@ -14,7 +14,7 @@ from holdfast_services.operator.domain.names import FINALIZER, Document
 OVER = {"ended": "Ended", "failed": "Failed", "cancelled": "Cancelled"}
 """States of a job that is over, and the reasons of conditions."""
 TRAINING = ("running", "rescaling")
-SEEN = ("command", "environment", "folder", "gpus_min", "gpus_max", "owner", "priority")
+SEEN = ("command", "environment", "folder", "gpus_min", "gpus_max", "meshes", "owner", "priority")
 """Fields of a job's spec that the scheduler shows; of its environment names."""
 
 

@@ -194,7 +194,7 @@ def without(job: Job, nodes: set[str], what: str, numbers: Numbers, now_s: float
     named = ", ".join(sorted(nodes))
     text = f"node {named}: {what}"
     number = numbers.next()
-    if sum(len(part.devices) for part in rest) < job.spec.gpus_min:
+    if not job.spec.runs_on(sum(len(part.devices) for part in rest)):
         return moved(released(job, number, now_s), State.QUEUED, now_s, text)
     state = State.STARTING if job.state is State.STARTING else State.RESCALING
     return moved(granted(job, rest, number, now_s), state, now_s, text)

@@ -70,7 +70,7 @@ def _wants(job: Job, wishes: Mapping[str, Wish], cluster: Cluster, now_s: float)
         return False
     total = sum(wish.values())
     known = all(node in cluster.nodes and count > 0 for node, count in wish.items())
-    return total == 0 or (known and job.spec.gpus_min <= total <= job.spec.gpus_max)
+    return total == 0 or (known and job.spec.runs_on(total))
 
 
 def _is_less(wish: Wish, job: Job) -> bool:
@@ -198,7 +198,7 @@ def _gives_way(job: Job, wish: Wish, numbers: Numbers, now_s: float) -> Job:
     for node, count in wish.items():
         if old := job.part(node):
             kept.append(Part(node=node, devices=old.devices[:count], start=old.start))
-    enough = sum(len(part.devices) for part in kept) >= job.spec.gpus_min
+    enough = job.spec.runs_on(sum(len(part.devices) for part in kept))
     if not job.parts or (enough and {p.node: len(p.devices) for p in kept} == job.shares):
         return job
     return _given(job, kept if enough else (), numbers, now_s)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.core.allocations import Allocation, Share
 from holdfast.core.executions import Order, Orders
+from holdfast.core.job_spec import JobSpec
+from holdfast.core.meshes import MESHES
 from holdfast.core.rounds import NODES_MAX
 from holdfast_services.scheduler.domain.job import Job, Part
 
@@ -48,11 +50,17 @@ def _order(job: Job, part: Part, *, leaving: bool) -> Order:
         gpus=max(1, len(part.devices)),
         nodes_max=min(spec.gpus_max, NODES_MAX),
         command=() if leaving else spec.command,
-        environment={} if leaving else spec.environment,
+        environment={} if leaving else _environment(spec),
         folder=spec.folder,
         grace_s=spec.grace_s,
         leaving=leaving,
     )
+
+
+def _environment(spec: JobSpec) -> Mapping[str, str]:
+    if not spec.meshes:
+        return spec.environment
+    return {**spec.environment, MESHES: ";".join(spec.meshes)}
 
 
 def allocation(job: Job) -> Allocation:
@@ -60,4 +68,6 @@ def allocation(job: Job) -> Allocation:
     shares = (
         Share(node=part.node, ranks=len(part.devices), devices=part.devices) for part in job.parts
     )
-    return Allocation(number=job.number, ranks_min=job.spec.gpus_min, shares=tuple(shares))
+    # With meshes what is left without a node may be no number of ranks that it trains on.
+    ranks_min = 0 if job.spec.meshes else job.spec.gpus_min
+    return Allocation(number=job.number, ranks_min=ranks_min, shares=tuple(shares))

@@ -119,6 +119,7 @@ def refusal(spec: JobSpec, nodes: Iterable[Node], quotas: Mapping[str, int]) -> 
         replicas_min=spec.gpus_min,
         replicas_max=spec.gpus_max,
         gpu_types=frozenset(spec.gpu_types) or None,
+        meshes=spec.meshes,
         owner=spec.owner,
         preemptible=spec.preemptible,
     )
@@ -179,6 +180,7 @@ def _job(
         replicas_min=spec.gpus_min,
         replicas_max=spec.gpus_max,
         gpu_types=frozenset(spec.gpu_types) or None,
+        meshes=spec.meshes,
         family=family_of(spec),
         owner=spec.owner,
         priority=spec.priority,

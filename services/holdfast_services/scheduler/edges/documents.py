@@ -28,6 +28,7 @@ def job_doc(job: Job, plan: Wishes | None, now_s: float) -> Document:
         "gpus": job.gpus,
         "gpus_min": spec.gpus_min,
         "gpus_max": spec.gpus_max,
+        "meshes": list(spec.meshes),
         "nodes": job.shares,
         "devices": {part.node: list(part.devices) for part in job.parts},
         "allocation": job.number,

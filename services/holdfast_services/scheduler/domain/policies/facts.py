@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.core.meshes import mesh_for
 from holdfast.errors import InvalidRequestError
 from holdfast.goodput.batches import BatchLimits
 from holdfast.goodput.efficiency import GradientNoise
@@ -106,7 +107,8 @@ class MoveCost:
 class Job:
     """A job that wants GPUs, or has some.
 
-    ``replicas_min`` to ``replicas_max`` GPUs, or none. ``profiles`` are its own measurements by
+    ``replicas_min`` to ``replicas_max`` GPUs, or none; if it has ``meshes`` (see ``core.meshes``),
+    only as many as there is one for. ``profiles`` are its own measurements by
     type of GPU; ``noise`` is None until it has been measured. ``preemptible``: once it has GPUs it
     keeps them if not. ``priority``: one more makes its time worth twice as much, or lets it go
     first; the policy says which. ``held_by``: nodes with its newest checkpoint in memory.
@@ -120,6 +122,7 @@ class Job:
     replicas_min: int = 1
     replicas_max: int = 1
     gpu_types: frozenset[str] | None = None
+    meshes: tuple[str, ...] = ()
     family: str = ""
     owner: str = ""
     priority: int = 0
@@ -146,6 +149,10 @@ class Job:
                 f"priority {self.priority} is not within {-PRIORITY_MAX} and {PRIORITY_MAX}",
                 job=self.name,
             )
+
+    def has_mesh_for(self, gpus: int) -> bool:
+        """Tell whether it could train on so many GPUs, its bounds apart."""
+        return not self.meshes or mesh_for(self.meshes, gpus) is not None
 
     @property
     def gpus(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.meshes import counts
 from holdfast_services.scheduler.domain.policies.facts import Job, Node, NodeState
 
 NODES_APART = 16
@@ -49,7 +50,9 @@ def pools(nodes: Iterable[Node]) -> tuple[Pool, ...]:
 def shapes(nodes: Sequence[Node], jobs: Iterable[Job]) -> tuple[Shape, ...]:
     """Return every shape that any of ``jobs`` may have on ``nodes``, by pool and GPUs."""
     up = [node for node in nodes if node.state is NodeState.UP]
-    asked = {count for job in jobs for count in (job.replicas_min, job.replicas_max)}
+    asked = {
+        count for job in jobs for count in (job.replicas_min, job.replicas_max, *counts(job.meshes))
+    }
     found = set()
     for pool in pools(nodes):
         count = sum(pool_of(node) == pool for node in up)

@@ -177,9 +177,21 @@ def _allowed(
     most = np.minimum(most, np.maximum(grown, np.maximum(least, 1)))
     allowed: Flags = (gpus >= least[:, None]) & (gpus <= most[:, None])
     for row, job in enumerate(jobs):
+        if job.meshes:
+            allowed[row] = _with_mesh(job, gpus, allowed[row], known[row].replicas_max)
         if job.gpu_types is not None:
             allowed[row] &= np.array([kind in job.gpu_types for kind in kinds], dtype=np.bool_)
     return allowed
+
+
+def _with_mesh(job: Job, gpus: Array, allowed: Flags, measured: int) -> Flags:
+    """Return which numbers of GPUs have a mesh; the next above those measured may be far away."""
+    fits: Flags = np.array([job.has_mesh_for(int(count)) for count in gpus], dtype=np.bool_)
+    most = min(job.replicas_max, job.batches.replicas_max)
+    above = gpus[fits & (gpus > max(measured, job.replicas_min)) & (gpus <= most)]
+    known = measured > 0 and len(above) > 0
+    following = gpus == above.min() if known else np.zeros_like(fits)
+    return fits & (allowed | following)
 
 
 def _move_s(
