@@ -34,9 +34,11 @@ class Training:
         self.out = folder / f"{job}.pt"
         self.hurry = folder / f"{job}.hurry"
 
-    def launch(self):
+    def launch(self, *options):
         words = (STEP_S, self.hurry, CORPUS / "ddp.py", self.out)
-        return self._cluster.launch(PACED, *words, job=self.job, ranks_per_node=2, auto=True)
+        return self._cluster.launch(
+            PACED, *words, job=self.job, ranks_per_node=2, auto=True, options=options
+        )
 
 
 def begun(launch):
@@ -47,7 +49,7 @@ def begun(launch):
 def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(cluster, tmp_path):
     calm, killed = (Training(cluster, tmp_path, job) for job in ("calm", "killed"))
     calm.hurry.touch()
-    calm.launch().succeed()
+    calm.launch("--no-standby").succeed()
 
     launch = killed.launch()
     first = cluster.until_safe("killed", 3)
@@ -57,7 +59,7 @@ def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(cluster, tm
     assert launch.end() == [ENDED_BY_SIGTERM], launch.output
     assert not killed.out.exists()
     killed.hurry.touch()
-    last = killed.launch()
+    last = killed.launch("--no-standby")
     last.succeed()
 
     assert begun(launch)[0] >= first
