@@ -11,6 +11,7 @@ from holdfast.core.node_view import NodeView
 from holdfast.rpc.codec import from_message
 from holdfast_services.metadata.calls import views as module
 from holdfast_services.metadata.calls.views import Views
+from holdfast_services.metadata.domain.node_view import run_view
 
 
 class Snapshots:
@@ -72,6 +73,22 @@ def test_steps_of_an_earlier_attempt_that_nothing_else_frees_stay_in_a_view(aban
 
     assert not abandoning.run.deciding
     assert [one.step for one in view.abandoned] == [120]
+
+
+def test_which_steps_a_view_names_goes_by_their_attempt(abandoning):
+    """Steps of a newer attempt than the acknowledged one's are not older, whatever their number."""
+    run = abandoning.run
+
+    def named(generation, *steps):
+        given_up = tuple(replace(run.abandoned[0], step=s, generation=g) for s, g in steps)
+        changed = replace(run, generation=generation, abandoned=given_up)
+        return {(one.step, one.generation) for one in run_view(changed, {}, "", ()).abandoned}
+
+    newer = {(step, 2) for step in range(30, 51)}
+    assert newer == named(2, *newer, (40, 1), (41, 1))
+    own = {(step, 1) for step in range(30, 51)}
+    others = {(step, 3) for step in range(201, 221)}
+    assert named(1, *own, *others) == {*others, *((step, 1) for step in range(35, 51))}
 
 
 @pytest.fixture
