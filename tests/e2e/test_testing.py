@@ -74,8 +74,9 @@ def test_services_die_ranks_hang_and_others_go_on(cluster, tmp_path):
 
     again = {"STEPS": str(cluster.until_safe("moved", safe) + 3)}
     more = cluster.launch(
-        SCRIPT, tmp_path / "out", job="moved", nodes=[0], ranks_per_node=3, environ=again
-    )
+        SCRIPT, tmp_path / "out", job="moved", nodes=[0], ranks_per_node=3, environ=again,
+        options=("--no-standby",),
+    )  # fmt: skip
     found = [int(n) for n in re.findall(r"after step (\d+)", more.succeed())]
     assert len(found) == 3
     assert min(found) >= safe
