@@ -25,6 +25,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -440,9 +441,8 @@ class Capture:
             first = blobs.decode(segments.blob(0)).live.rng
             saved_seed = first.get("seed") if isinstance(first, dict) else None
             seed = saved_seed if type(saved_seed) is int else 0
-            return lambda: rng.put_derived(seed=seed, step=step, rank=self.rank)
-        stream = cast("rng.Stream", loading.decode(saved))
-        return lambda: rng.put(stream)
+            return partial(rng.put_derived, seed=seed, step=step, rank=self.rank)
+        return partial(rng.put, cast("rng.Stream", loading.decode(saved)))
 
     def _kind(self, path: str, value: object) -> Kind:
         known = self._known.get(id(value))

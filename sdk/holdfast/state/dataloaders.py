@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -48,11 +49,6 @@ class ResumableLoader:
     def bind(self, clock: LoaderClock) -> None:
         """See ``Resumable``."""
         self._position.clock = clock
-        clock.watch(self)
-
-    def has_drawn(self) -> bool:
-        """See ``Resumable``."""
-        return self._position.drawn
 
     def save_state(self) -> object:
         """See ``Resumable``."""
@@ -71,20 +67,20 @@ class StatefulLoader:
 
     def __init__(self, loader: Any, *, path: str) -> None:
         self._loader = loader
-        self._plain = type(loader)
+        is_ours = "holdfast_entry" in vars(loader)  # left by an entry that nobody has any more
+        self._plain = plain = _plain(loader) if is_ours else type(loader)
         self._position = Position(
-            loader, lambda: self._plain.__iter__(loader), what=f"data loader {path!r}"
+            loader, lambda: plain.__iter__(loader), what=f"data loader {path!r}"
         )
 
     def bind(self, clock: LoaderClock) -> None:
         """See ``Resumable``; from here on ``iter(loader)`` goes through this object."""
         self._position.clock = clock
-        clock.watch(self)
-        if "holdfast_entry" in vars(self._loader):
+        if _entry(self._loader) is not None:
             raise InvalidRequestError(
                 "another Checkpointer has this data loader in its state: give each its own loader"
             )
-        self._loader.holdfast_entry = self
+        self._loader.holdfast_entry = weakref.ref(self)
         self._loader.__class__ = type(
             self._plain.__name__, (self._plain,), {"__iter__": _iterate, "__slots__": ()}
         )
@@ -93,10 +89,6 @@ class StatefulLoader:
         """Give the loader its own class back."""
         if vars(self._loader).pop("holdfast_entry", None) is not None:
             self._loader.__class__ = self._plain
-
-    def has_drawn(self) -> bool:
-        """See ``Resumable``."""
-        return self._position.drawn
 
     def save_state(self) -> object:
         """See ``Resumable``; of a loader never used nothing is made."""
@@ -113,5 +105,16 @@ class StatefulLoader:
 
 
 def _iterate(loader: Any) -> Iterator[Any]:
-    entry: StatefulLoader = loader.holdfast_entry
-    return entry.iterate()
+    entry = _entry(loader)
+    return _plain(loader).__iter__(loader) if entry is None else entry.iterate()
+
+
+def _plain(loader: Any) -> Any:
+    """Return the class that a loader had before."""
+    return type(loader).__bases__[0]
+
+
+def _entry(loader: Any) -> StatefulLoader | None:
+    """Return who captures a loader: a reference back would keep its workers until a collection."""
+    found = vars(loader).get("holdfast_entry")
+    return found() if found is not None else None

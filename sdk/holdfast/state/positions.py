@@ -52,25 +52,26 @@ log = logging.getLogger(__name__)
 class LoaderClock:
     """Knows whether a batch was drawn since the restore, and which stream the restore set.
 
-    ``world``: this rank, and how many there are.
+    ``world``: this rank, and how many there are. It knows no loader: one that is part of a cycle is
+    let go by a collection only, and may wait 5 s there for each of its workers to end.
     """
 
     def __init__(self, world: tuple[int, int] = (0, 1)) -> None:
         self.world = world
         self.restored: Callable[[], None] | None = None
-        self._loaders: list[Resumable] = []
-
-    def watch(self, loader: Resumable) -> None:
-        """Count the batches of ``loader`` too."""
-        self._loaders.append(loader)
+        self._has_drawn = False
 
     def arm(self, restored: Callable[[], None]) -> None:
         """From now on ``restored()`` sets the stream again, until the first batch."""
-        self.restored = restored
+        self.restored, self._has_drawn = restored, False
+
+    def drew(self) -> None:
+        """Note that a loader has given a batch."""
+        self._has_drawn = True
 
     def after_resume(self, before: rng.Stream) -> None:
         """Set the stream that the trainer must see after a live iterator was made again."""
-        if self.restored is None or any(loader.has_drawn() for loader in self._loaders):
+        if self.restored is None or self._has_drawn:
             rng.put(before)
         else:
             self.restored()
@@ -81,9 +82,6 @@ class Resumable(Protocol):
 
     def bind(self, clock: LoaderClock) -> None:
         """Take part in the rule of ``LoaderClock``."""
-
-    def has_drawn(self) -> bool:
-        """Tell whether the loader yielded a batch since ``load_state``."""
 
     def save_state(self) -> object:
         """Return plain data and tensors, without touching the random stream."""
@@ -121,7 +119,6 @@ class Position:
         self._what = what
         self._taken_in_turn = False
         self.places = Places(*self._loaders)
-        self.drawn = False
         self.clock: LoaderClock | None = None
         self._loader = loader
         self._make = make
@@ -208,7 +205,8 @@ class Position:
 
         An older one that is kept and never drawn from does no harm: scripts look at a first batch.
         """
-        self.drawn = True
+        if self.clock is not None:
+            self.clock.drew()
         if not self._taken_in_turn and (self._current is None or self._current() is not epoch):
             self._taken_in_turn = True
             log.error("%s; training goes on, but nothing is saved from now on", self._refusal())
@@ -287,7 +285,7 @@ class Position:
         """
         self._is_dealt_anew = bool(state["live"]) and self._must_deal(state)
         self._current = None
-        self.drawn = self._taken_in_turn = False
+        self._taken_in_turn = False
         self._counted = self._counted or bool(state["counted"])
         self._resume = dict(state) if state["live"] else None
         self._over, self._is_over_restored = state.get("over"), True

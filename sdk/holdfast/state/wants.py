@@ -169,7 +169,8 @@ class Wants:
         for equal in self._equals:
             self._check(equal)
         self._segments.read(self._wants)
-        for put in self._after:
+        after, self._after = self._after, []  # what is to be done knows who asked for it
+        for put in after:
             put()
 
     def _check(self, equal: _Equal) -> None:
