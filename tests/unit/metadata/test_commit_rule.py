@@ -391,6 +391,25 @@ def test_a_committed_step_whose_part_was_lost_is_abandoned_unless_it_is_safe(clu
     assert (given_up.step, given_up.reason) == (5, "the segment of rank 1 was lost")
 
 
+@pytest.mark.parametrize(
+    ("sealed_before", "reason"),
+    [
+        (5, "rank 1 went on without saving it"),
+        (7, "rank 1 went on without saving it, or its segment was lost"),
+    ],
+)
+def test_a_step_that_a_rank_has_passed_is_not_said_to_be_lost(cluster, sealed_before, reason):
+    """It never had that step if it calls its steps otherwise, and metadata may look late."""
+    generation = start(cluster, "a", "b")
+    cluster.status("a", 0, step=5)
+    cluster.hold("a", 5, generation, 0)
+    cluster.status("b", 1, step=6, sealed_before=sealed_before)
+    cluster.report("a", "b")
+
+    [given_up] = cluster.run.abandoned
+    assert (given_up.step, given_up.reason) == (5, reason)
+
+
 def test_a_segment_on_a_node_that_is_away_is_waited_for(cluster):
     generation = start(cluster, "a", "b", "c")
     for rank, node in enumerate("abc"):

@@ -87,15 +87,24 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
             said = statuses[rank].report
-            had = said.sealed_before > key.step
-            if (had or said.step > key.step) and key.step not in said.saving:
-                reason = f"rank {rank} went on without saving it"
-                if had:
-                    reason = f"the segment of rank {rank} was lost"
+            had, passed = said.sealed_before > key.step, said.step > key.step
+            if (had or passed) and key.step not in said.saving:
                 yield AbandonedStep(
-                    run=run.id, step=key.step, generation=key.generation, reason=reason
+                    run=run.id,
+                    step=key.step,
+                    generation=key.generation,
+                    reason=_why_missing(rank, had=had, passed=passed),
                 )
                 break
+
+
+def _why_missing(rank: int, *, had: bool, passed: bool) -> str:
+    """Return why nothing of a rank is there; one that has sealed a later step may have had it."""
+    if not had:
+        return f"rank {rank} went on without saving it"
+    if not passed:
+        return f"the segment of rank {rank} was lost"
+    return f"rank {rank} went on without saving it, or its segment was lost"
 
 
 def _unlike(run: Run, evidence: Evidence) -> Iterable[AbandonedStep]:
