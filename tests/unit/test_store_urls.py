@@ -42,6 +42,8 @@ def test_what_a_url_leaves_out_is_for_the_chain():
         ("s3://", "bucket"),
         ("s3:bucket", "bucket"),
         ("s3://b", "bucket"),
+        ("s3://[bucket", "no URL"),
+        ("s3://bucket?endpoint=http://[::1", "endpoint= is no URL"),
         ("s3://bucket/a//b", "part"),
         ("s3://bucket/../b", "part"),
         ("s3://bucket?endpoint=ftp://host", "endpoint"),

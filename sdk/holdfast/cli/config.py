@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.cli.output import Report, Table
 from holdfast.embedded import require_services
-from holdfast.errors import InternalError, InvalidRequestError
+from holdfast.errors import InternalError, InvalidRequestError, OutcomeUnknownError
 
 SERVICES = ("metadata", "agent", "persistence", "scheduler", "operator")
 COLUMNS = ("service", "setting", "value", "from")
@@ -46,13 +46,18 @@ def told(service: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
     Raises:
         InvalidRequestError: the services are not installed, or the file cannot be read.
+        OutcomeUnknownError: they do not say in time, as where the machine is overloaded.
     """
     require_services()
     command = [sys.executable, "-m", "holdfast_services.config"]
     command += [service] if service else []
-    asked = subprocess.run(  # noqa: S603 - ours
-        command, env=dict(environ), capture_output=True, text=True, timeout=ASK_S_MAX, check=False
-    )
+    try:
+        asked = subprocess.run(  # noqa: S603 - ours
+            command, env=dict(environ), capture_output=True, text=True, timeout=ASK_S_MAX,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as cause:
+        raise OutcomeUnknownError(f"the settings were not told within {ASK_S_MAX} s") from cause
     try:
         found: dict[str, Any] = json.loads(asked.stdout)
     except ValueError as cause:

@@ -167,8 +167,9 @@ def _queue(environ: Mapping[str, str], stack: Stack | None) -> tuple[str | None,
 
 def _ask_queue(url: str) -> str:
     """Return what is wrong with a queue that is asked only whether it is there."""
-    parts = urlsplit(url)
+    kind = url.partition(":")[0]
     try:
+        parts = urlsplit(url)
         if parts.scheme == "sqlite":
             path = parts.path.removeprefix("/")
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
@@ -181,10 +182,11 @@ def _ask_queue(url: str) -> str:
             with redis.makefile("rb") as stream:
                 answer = stream.read(ANSWER_BYTES_MAX)
     except (OSError, ValueError, sqlite3.Error) as cause:
-        return f"{parts.scheme}: {cause}"
+        return f"{kind}: {cause}"
     evicts = re.search(rb"^maxmemory_policy:(allkeys-\w+)", answer, re.MULTILINE)
+    host = parts.netloc.rpartition("@")[2]  # without its password
     if evicts and b"\nmaxmemory:0\r" not in answer:
         policy = evicts[1].decode()
-        return f"{parts.netloc} drops keys when it is full: set maxmemory-policy, now {policy}"
+        return f"{host} drops keys when it is full: set maxmemory-policy, now {policy}"
     # One that wants a password says so, and is there.
-    return "" if answer.startswith((b"+PONG", b"-NOAUTH")) else f"{parts.netloc} is no Redis"
+    return "" if answer.startswith((b"+PONG", b"-NOAUTH")) else f"{host} is no Redis"

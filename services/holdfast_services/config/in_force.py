@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidRequestError
 from holdfast_services.config.models import MODELS, settings_with_log
+from holdfast_services.kit.masking import masked
 from holdfast_services.kit.settings import NEEDED, Found, file_of, find, problem_of, unknown
 from holdfast_services.kit.settings_file import MISPLACED, SettingsFile
 
-MASK = "***"
-_SECRET = re.compile(r"((?:^|[?&;])[^=&;]*(?:pass|secret|token|key)[^=&;]*=)[^&;]*", re.IGNORECASE)
 
 
 def in_force(services: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
@@ -86,24 +83,3 @@ def _unknown(services: Sequence[str], file: SettingsFile) -> list[str]:
 def _plain(default: str) -> str:
     """Return a default without its Markdown."""
     return "" if default == NEEDED else default.replace("`", "")
-
-
-def masked(text: str) -> str:
-    """Return a value without the secrets of an address: its password, and those of its options.
-
-    >>> masked("postgresql://ada:pw@db/x?sslpassword=z&port=1"), masked("redis://:a@b@host:1/0")
-    ('postgresql://ada:***@db/x?sslpassword=***&port=1', 'redis://:***@host:1/0')
-    >>> masked("host:7300"), masked("ada=8,bob=16")
-    ('host:7300', 'ada=8,bob=16')
-    """
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return text
-    authority = urlsplit(text).netloc
-    account, at, host = authority.rpartition("@")
-    user, colon, password = account.partition(":")
-    shown = f"{user}{colon}{MASK if password else ''}{at}{host}"
-    after = rest.removeprefix(authority)
-    before, question, options = after.partition("?")
-    hidden = _SECRET.sub(rf"\g<1>{MASK}", question + options)
-    return f"{scheme}://{shown}{before}{hidden}"

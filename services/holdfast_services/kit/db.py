@@ -90,7 +90,7 @@ def make_engine(url: str, *, connections_max: int) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as cause:
+    except (ArgumentError, ValueError) as cause:  # the latter of a port
         raise InvalidRequestError("HOLDFAST_DATABASE_URL is not a database URL") from cause
     pool: dict[str, Any] = {
         "pool_size": connections_max,

@@ -7,12 +7,15 @@ shared ones, and no service but by name.
 from __future__ import annotations
 
 import difflib
+import stat
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.records import INT_MAX
+from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
 
 SERVICES = ("metadata", "agent", "persistence", "scheduler", "operator")
@@ -42,7 +45,8 @@ class SettingsFile:
         """Return what a service is told; None: nothing, or an empty text.
 
         Raises:
-            InvalidRequestError: it is a value of a kind that no setting has.
+            InvalidRequestError: it is a value of a kind that no setting has. It is not told which:
+                it may be an address with its password.
         """
         table = self.tables.get(service, {})
         if key in table:
@@ -71,8 +75,7 @@ class SettingsFile:
         found = _text(value)
         if found is None:
             raise InvalidRequestError(
-                f"{label}={str(value)[:40]!r} is not a text, number, true or false, or a list or "
-                "table of these"
+                f"{label} is {_kind(value)}, and not a text, a number, or a list or table of these"
             )
         return Entry(found, label) if found else None
 
@@ -84,16 +87,18 @@ def read_file(path: Path, named_by: str) -> SettingsFile:
         InvalidRequestError: it cannot be read, or is no TOML; says where in it.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidRequestError(f"{named_by}={path} is no file that can be read twice")
         with path.open("rb") as opened:
             data = opened.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise InvalidRequestError(f"{named_by}={path} is longer than {FILE_BYTES_MAX} bytes")
-        parsed = tomllib.loads(data.decode())
+        parsed = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as cause:
         raise InvalidRequestError(
             f"{named_by}={path} cannot be read: {cause.strerror or cause}"
         ) from cause
-    except ValueError as cause:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as cause:  # of TOML, or of UTF-8
         raise InvalidRequestError(f"{named_by}={path} is no TOML: {cause}") from cause
     tables = {key: value for key, value in parsed.items() if isinstance(value, dict)}
     top = {key: value for key, value in parsed.items() if key not in tables}
@@ -101,14 +106,20 @@ def read_file(path: Path, named_by: str) -> SettingsFile:
 
 
 def _text(value: object) -> str | None:
-    """Return a value as the environment would have it; None: it cannot.
+    """Return a value as the environment would have it; None: it cannot, or no setting is such.
 
-    >>> _text(True), _text(0.5), _text(["m0", "m1"]), _text({"ada": 8}), _text([[1]])
-    ('1', '0.5', 'm0,m1', 'ada=8', None)
+    >>> _text(7), _text(0.5), _text(["m0", "m1"]), _text({"ada": 8}), _text([[1]])
+    ('7', '0.5', 'm0,m1', 'ada=8', None)
+    >>> _text(True), _text("\\0"), _text(1 << 63)
+    (None, None, None)
     """
     match value:
         case bool():
-            return str(int(value))
+            return None  # 1 and 0 would be a port, a size, or a name
+        case int() if not -INT_MAX <= value <= INT_MAX:
+            return None
+        case str() if holds_nul(value):
+            return None
         case str() | int() | float():
             return str(value)
         case list():
@@ -119,6 +130,21 @@ def _text(value: object) -> str | None:
         case _:
             return None
     return None if None in parts else ",".join(map(str, parts))
+
+
+def _kind(value: object) -> str:
+    """Return what a value is for people, without what it says."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case list() | dict():
+            return "a list or table with something else in it"
+        case str():
+            return "a text with NUL"
+        case int():
+            return "a number of more than 64 bits"
+        case _:
+            return f"a {type(value).__name__}"
 
 
 def _instead(key: str, service: str, known: Collection[str]) -> str:

@@ -9,15 +9,20 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
+from holdfast_services.kit.masking import masked
 from holdfast_services.kit.settings import NEEDED, READY, load, path, setting
 
 
 def _url(environ: Mapping[str, str], name: str) -> str:
     """Return a web address without its last slash; empty: the variable is not set."""
     text = environ.get(name, "")
-    parsed = urllib.parse.urlsplit(text)
-    if text and not (parsed.scheme in ("http", "https") and parsed.hostname):
-        raise InvalidRequestError(f"{name}={text[:80]!r} is no http://host:port")
+    try:
+        parsed = urllib.parse.urlsplit(text)
+        is_one = parsed.scheme in ("http", "https") and bool(parsed.hostname)
+    except ValueError:  # a bracket of an address that is left open
+        is_one = False
+    if text and not is_one:
+        raise InvalidRequestError(f"{name}={masked(text)[:80]!r} is no http://host:port")
     return text.rstrip("/")
 
 

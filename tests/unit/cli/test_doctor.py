@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,32 @@ def test_a_store_and_a_queue_that_are_not_there_are_facts(tmp_path):
     assert "nothing" in facts.error
     assert facts.queue_error
     assert facts.worker_ready is None
+
+
+def test_what_answers_in_place_of_a_queue_is_named_without_the_password():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def answer():
+            asked, _ = other.accept()
+            with asked, asked.makefile("rb") as lines:
+                while lines.readline() not in (b"QUIT\r\n", b""):
+                    pass
+                asked.sendall(b"HTTP/1.1 400\r\n")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        facts = look_at_store(
+            {"HOLDFAST_STORE": "memory:", "HOLDFAST_QUEUE": f"redis://:geheim@127.0.0.1:{port}/0"},
+            None,
+        )
+        answering.join(timeout=10)
+    broken = look_at_store({"HOLDFAST_STORE": "memory:", "HOLDFAST_QUEUE": "redis://[x"}, None)
+
+    assert facts is not None
+    assert broken is not None
+    assert f"127.0.0.1:{port} is no Redis" == facts.queue_error
+    assert broken.queue_error == "redis: Invalid IPv6 URL"
 
 
 def test_the_rate_for_copies_is_shown_where_one_is_set():

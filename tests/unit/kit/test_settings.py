@@ -10,13 +10,14 @@ import sys
 import pytest
 
 from holdfast.cli import config
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import InvalidRequestError, OutcomeUnknownError
 from holdfast_services.agent.settings import Settings as Agent
 from holdfast_services.config import in_force, page
 from holdfast_services.config.models import MODELS, settings_with_log
 from holdfast_services.kit import settings_file
 from holdfast_services.kit.settings import load_log
 from holdfast_services.metadata.settings import Settings as Metadata
+from holdfast_services.operator.settings import Settings as Operator
 from holdfast_services.scheduler.settings import Settings as Scheduler
 
 AGENT = {
@@ -91,8 +92,14 @@ def test_tables_and_numbers_of_a_file_are_read_by_the_rules_of_the_environment(t
         ),
         ("[agent]\nbudget = 'lots'", r"\[agent\] budget='lots' is not a size like 512M or 2GiB"),
         ("[agent]\nreplicate_rate = 5", r"\[agent\] replicate_rate='5' is less than 1"),
-        ("[agent]\nrdma = [['m0']]", r"\[agent\] rdma=.* is not a text, number, true or false"),
-        ("[agent]\ndomain = 2026-11-26", r"\[agent\] domain=.* is not a text"),
+        ("[agent]\nrdma = [['m0']]", r"\[agent\] rdma is a list or table with something else in it"),
+        ("[agent]\ndomain = 2026-11-26", r"\[agent\] domain is a date, and not a text"),
+        ("[agent]\nmetrics_listen = false", r"\[agent\] metrics_listen is false, and not a text"),
+        ("[agent]\nrpc_port = true", r"\[agent\] rpc_port is true, and not"),
+        ("[agent]\nrdma = [true]", r"\[agent\] rdma is a list or table with something else"),
+        ("[agent]\nrpc_port = 0x" + 9999 * "f", r"\[agent\] rpc_port is a number of more than 64 b"),
+        ("[agent]\ndomain = '\\u0000'".replace("'", '"'), r"\[agent\] domain is a text with NUL"),
+        ("x = " + 2000 * "[" + 2000 * "]", "is no TOML"),
         ("[agent]\nx = ?", "is no TOML: .*line 2"),
     ],
 )
@@ -121,6 +128,18 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_name(tmp_path, content)
         Agent.from_env({**AGENT, "HOLDFAST_CONFIG": str(file)})
 
 
+def test_a_pipe_is_no_file_since_whoever_reads_it_second_would_find_nothing(tmp_path):
+    """Nor does a service wait there for somebody who writes."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequestError, match="pipe is no file that can be read twice"):
+        Agent.from_env({**AGENT, "HOLDFAST_CONFIG": str(tmp_path / "pipe")})
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_file(told):
+    """Some editors write one."""
+    assert 5 == Agent.from_env(told("\ufeff[agent]\nrpc_port = 5", **AGENT)).rpc_port
+
+
 def test_what_is_missing_is_named_by_its_variable(told):
     with pytest.raises(InvalidRequestError, match="HOLDFAST_DATABASE_URL is not set"):
         Metadata.from_env(told("log = 'INFO'"))
@@ -142,6 +161,27 @@ def test_what_is_in_force_says_where_it_comes_from_and_no_password(told):
     assert ("127.0.0.1:7380", "default") == rows["rest_listen"]
     assert [] == said["problems"]
     assert "geheim" not in json.dumps(said)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Agent, "[agent]\nstore = [['s3://ada:geheim@b']]"),
+        (Operator, "[operator]\nscheduler = 'ftp://ada:ge/geheim@h'"),
+        (Operator, "[operator]\nscheduler = 'http://ada:geheim@[::1'"),
+    ],
+)
+def test_a_refusal_shows_no_password(told, model, text):
+    with pytest.raises(InvalidRequestError, match="holdfast.toml") as refused:
+        model.from_env(told(text, **AGENT))
+
+    assert "geheim" not in str(refused.value)
+
+
+def test_services_that_do_not_say_their_settings_in_time_are_an_error(monkeypatch):
+    monkeypatch.setattr(config, "ASK_S_MAX", 0.01)
+    with pytest.raises(OutcomeUnknownError, match="not told within 0.01 s"):
+        config.told("agent", os.environ)
 
 
 def test_what_a_start_would_refuse_is_a_problem_of_the_one_service_that_is_asked_about(told):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.errors import InvalidRequestError
 from holdfast.objectstore.rules import checked_key
@@ -45,7 +45,7 @@ def parse_location(url: str) -> Location:
     Raises:
         InvalidRequestError: names the part that is wrong, never a credential.
     """
-    parts = urlsplit(url)
+    parts = _split(url, "it")
     if "@" in parts.netloc:
         raise InvalidRequestError(
             "store s3: credentials never go into the URL: set AWS_ACCESS_KEY_ID and "
@@ -72,10 +72,17 @@ def parse_location(url: str) -> Location:
     )
 
 
+def _split(url: str, what: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as cause:  # a bracket that is left open
+        raise InvalidRequestError(f"store s3: {what} is no URL: {cause}") from cause
+
+
 def _endpoint(endpoint: str | None) -> str | None:
     if not endpoint:
         return None
-    parts = urlsplit(endpoint)
+    parts = _split(endpoint, "endpoint=")
     if "@" in parts.netloc:
         raise InvalidRequestError("store s3: no credentials in endpoint=")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
