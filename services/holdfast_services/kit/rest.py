@@ -177,7 +177,11 @@ class RestServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def begin(self, app: FastAPI) -> None:
-        """Return once the application is served."""
+        """Return once the application is served.
+
+        Raises:
+            UnavailableError: another process has bound the port too, and was first to listen there.
+        """
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -189,6 +193,13 @@ class RestServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
+        if self._serving.done():
+            serving, self._serving = self._serving, None
+            try:
+                await serving
+            except OSError as cause:
+                self._socket.close()
+                raise UnavailableError(f"cannot listen on {self.url}: {cause.strerror}") from cause
 
     def close(self) -> None:
         """Take no more requests; those that are being answered have ``GRACE_S``."""
@@ -214,9 +225,10 @@ def bind(listen: str) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host.strip("[]"), port))
-    except OSError as cause:
+    except (OSError, UnicodeError) as cause:  # the latter of a label that no name can have
         bound.close()
-        raise UnavailableError(f"cannot listen on {listen}: {cause.strerror}") from cause
+        why = cause.strerror if isinstance(cause, OSError) else cause
+        raise UnavailableError(f"cannot listen on {listen}: {why}") from cause
     return bound
 
 
