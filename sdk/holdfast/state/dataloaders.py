@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -81,9 +82,8 @@ class StatefulLoader:
                 "another Checkpointer has this data loader in its state: give each its own loader"
             )
         self._loader.holdfast_entry = weakref.ref(self)
-        self._loader.__class__ = type(
-            self._plain.__name__, (self._plain,), {"__iter__": _iterate, "__slots__": ()}
-        )
+        ours = {"__iter__": _iterate, "__reduce_ex__": _reduced, "__slots__": ()}
+        self._loader.__class__ = type(self._plain.__name__, (self._plain,), ours)
 
     def release(self) -> None:
         """Give the loader its own class back."""
@@ -107,6 +107,24 @@ class StatefulLoader:
 def _iterate(loader: Any) -> Iterator[Any]:
     entry = _entry(loader)
     return _plain(loader).__iter__(loader) if entry is None else entry.iterate()
+
+
+def _reduced(loader: Any, protocol: Any) -> tuple[Any, ...]:
+    """Return what a copy or a pickle is made of: a plain loader, which nobody captures.
+
+    With our class and entry to iterate over it would be to iterate over the captured one.
+    """
+    make, arguments, *rest = _plain(loader).__reduce_ex__(loader, protocol)
+    plain = tuple(_plain(loader) if each is type(loader) else each for each in arguments)
+    if rest and isinstance(rest[0], dict):
+        rest[0] = {name: part for name, part in rest[0].items() if name != "holdfast_entry"}
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle has it for our class only
+        make = _made
+    return (make, plain, *rest)
+
+
+def _made(cls: type[Any], *arguments: Any) -> Any:
+    return cls.__new__(cls, *arguments)
 
 
 def _plain(loader: Any) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from holdfast_services.scheduler.domain.families import families
+from holdfast_services.scheduler.domain.families import families, family_of
 from holdfast_services.scheduler.domain.planned import subject, wishes
 from holdfast_services.scheduler.domain.policies.fifo import Fifo
 from holdfast_services.scheduler.domain.policies.plan import Policy, plan, plan_arrivals
@@ -44,7 +44,10 @@ class Planner:
 
     def _plan(self, turn: Turn, learned: Learned, *, arrivals: bool) -> Wishes:
         began_s = time.monotonic()
-        known = families([*learned.past, *learned.jobs.values()])
+        # Those of nobody who is to be planned would be most, and each is a fit.
+        planned = {family_of(job.spec) for job in turn.jobs.values() if not job.over}
+        said = (*learned.past, *learned.jobs.values())
+        known = families(one for one in said if one.family in planned)
         about = subject(
             turn.jobs.values(), turn.cluster, learned.jobs, self.quotas, turn.now_s, known
         )

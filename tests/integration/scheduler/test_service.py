@@ -19,7 +19,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast_services.scheduler.calls import executors as calls
-from holdfast_services.scheduler.domain.families import Knowledge
+from holdfast_services.scheduler.domain.cluster import Cluster as Nodes
+from holdfast_services.scheduler.domain.families import Knowledge, family_of
 from holdfast_services.scheduler.domain.job import State, moved
 from holdfast_services.scheduler.domain.orders import allocation
 from holdfast_services.scheduler.planning import Planner
@@ -89,6 +90,38 @@ async def test_what_a_job_has_measured_is_known_to_the_next_of_its_family(databa
         assert kept.ended
         assert kept.hints.progress == 50.0
         assert kept.began.var == 4e6
+
+
+async def test_what_an_earlier_submission_measured_stays_until_the_new_one_says_something(
+    database_url, tmp_path
+):
+    """It goes on from that one's checkpoints: what its saves cost is known from the start."""
+    point = StepPoint(nodes=1, replicas=8, local_batch=8, compute_s=0.1, step_s=0.2, count=9)
+    hints = JobHints(initial_batch=64, batch=64, points=(point,))
+    async with Cluster(database_url, tmp_path) as cluster:
+        scheduler = cluster.scheduler(starts=False)
+        job = await scheduler.submit("gpt")
+        turn = deciding.Turn(
+            jobs={"gpt": job}, cluster=Nodes(nodes={}), changed=False, news=False, now_s=1.0
+        )
+        old = Knowledge(hints=hints, family=family_of(job.spec), ended=True)
+        write = scheduler.transactions.write
+
+        def learn(said):
+            return write(lambda s: deciding.learn(s, turn, {"gpt": said}))
+
+        await write(lambda s: s.save_hints("gpt", "id-before", old))
+        learned = await learn(Knowledge(step=9, costs={"stall_s": 1.0}))
+        assert learned.past == (old,)
+        assert learned.jobs["gpt"].hints is None
+        assert learned.jobs["gpt"].costs == {"stall_s": 1.0}
+        assert (await write(lambda s: s.hint("gpt"))) == ("id-before", old)
+
+        said = replace(hints, progress=1.0)
+        learned = await learn(Knowledge(step=10, hints=said))
+        assert learned.past == ()
+        submission, kept = await write(lambda s: s.hint("gpt"))
+        assert (submission, kept.hints, kept.ended) == (job.id, said, False)
 
 
 async def test_what_is_known_of_jobs_that_have_settled_is_bounded(database_url, tmp_path):

@@ -11,10 +11,12 @@ from holdfast.goodput.efficiency import GradientNoise
 from holdfast_services.scheduler.domain import families as module
 from holdfast_services.scheduler.domain.cluster import Cluster, Node
 from holdfast_services.scheduler.domain.families import Knowledge, families, family_of
-from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.job import Job, State
 from holdfast_services.scheduler.domain.planned import subject
 from holdfast_services.scheduler.domain.policies.plan import plan
 from holdfast_services.scheduler.domain.policies.price import Price
+from holdfast_services.scheduler.planning import Planner
+from holdfast_services.scheduler.usecases.deciding import Learned, Turn
 
 NOW_S = 100_000.0
 NODES = {"a": Node(name="a", gpus=16, gpu_type="H100")}
@@ -72,6 +74,44 @@ def test_other_commands_names_and_owners_are_other_families(spec):
     _, made = planned(past(1, 2, 4), spec=spec)
 
     assert made.allocations["second"] == (("a", 1),)
+
+
+def test_no_two_of_these_are_one_family():
+    """Two commands may differ in their spaces, or behind all that is kept of them."""
+    specs = [
+        replace(SPEC, owner=owner, command=command, family=family)
+        for owner, command, family in (
+            ("", ("x.py", "a b"), ""),
+            ("", ("x.py", "a", "b"), ""),
+            ("", ("x.py", 200 * "a", "--width", "1"), ""),
+            ("", ("x.py", 200 * "a", "--width", "2"), ""),
+            ("o/w", ("x.py",), ""),
+            ("o", ("y.py",), "w/x.py"),
+        )
+    ]
+
+    assert len({family_of(spec) for spec in specs}) == len(specs)
+    assert max(len(family_of(spec)) for spec in specs) < 240
+
+
+async def test_nothing_is_fitted_for_a_family_of_which_no_job_is_to_be_planned():
+    """A thousand jobs are kept, mostly of as many families; to fit them all takes seconds."""
+    jobs = {
+        name: Job(spec=replace(SPEC, name=name, command=(name,)), id=name, submitted_at_s=NOW_S)
+        for name in ("live", "over")
+    }
+    jobs["over"] = replace(jobs["over"], state=State.ENDED)
+    pasts = [
+        replace(past(1, 2, 4, step_s=step_s), family=family_of(replace(SPEC, command=(name,))))
+        for name, step_s in (("live", 0.11), ("over", 0.12), ("gone", 0.13))
+    ]
+    turn = Turn(jobs=jobs, cluster=Cluster(nodes=NODES), changed=False, news=False, now_s=NOW_S)
+    module.profile.cache_clear()
+
+    made = await Planner("price", {})(turn, Learned(jobs={}, past=tuple(pasts)), arrivals=False)
+
+    assert dict(made.by_job["live"].gpus) == {"a": 8}
+    assert module.profile.cache_info().misses == 1
 
 
 def test_a_declared_family_counts_whatever_the_command():

@@ -4,7 +4,9 @@ Left to a collection of garbage they are not: the queues are closed first, and w
 collects, the training one, waits five seconds for each worker before it ends it.
 """
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -57,4 +59,27 @@ def test_a_loader_whose_capture_is_gone_is_as_it_was():
     again = Capture({"loader": loader}, rank=0, world_size=1)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
     again.release()
+    assert type(loader) is StatefulDataLoader
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_of_a_captured_loader_is_another_one_and_plain(copied):
+    """As for evaluation: batches of it are none of the captured one, whose saves go on."""
+    loader = StatefulDataLoader(list(range(6)), batch_size=2)
+    capture = Capture({"loader": loader}, rank=0, world_size=1)
+    survey = capture.survey()
+    other = copied(loader)
+    epoch = iter(loader)
+    next(epoch)
+
+    assert type(other) is StatefulDataLoader
+    assert [batch.tolist() for batch in other] == [[0, 1], [2, 3], [4, 5]]
+    assert [batch.tolist() for batch in epoch] == [[2, 3], [4, 5]]
+    capture.live(survey)
+    Capture({"loader": other}, rank=0, world_size=1).survey()
+    capture.release()
     assert type(loader) is StatefulDataLoader

@@ -6,6 +6,8 @@ is made of what each of its jobs last said of itself, as long as that is kept.
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ from holdfast.goodput.profile import Profile, profile_of
 from holdfast_services.scheduler.domain.policies.facts import Family
 
 COMMAND_LENGTH_MAX = 200
+"""Of a longer one the beginning and a digest: what tells two apart may stand at the end."""
+DIGEST_BYTES = 8
 POINTS_COUNT_MAX = 512
 """Of each type of GPU, those that were said last."""
 PROFILES_COUNT_MAX = 512
@@ -51,7 +55,13 @@ NOTHING = Knowledge()
 
 def family_of(spec: JobSpec) -> str:
     """Return the name of a job's family, of which its owner is a part."""
-    return f"{spec.owner}/{spec.family or ' '.join(spec.command)[:COMMAND_LENGTH_MAX]}"
+    if spec.family:
+        return f"{spec.owner}\n{spec.family}"
+    command = shlex.join(spec.command)
+    if len(command) > COMMAND_LENGTH_MAX:
+        digest = hashlib.blake2b(command.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES)
+        command = f"{command[:COMMAND_LENGTH_MAX]} {digest.hexdigest()}"
+    return f"{spec.owner}\n{command}"  # no owner's name holds a line's end
 
 
 def families(known: Iterable[Knowledge]) -> dict[str, Family]:

@@ -209,7 +209,10 @@ class Learned:
 
 
 def learn(statements: Statements, turn: Turn, said: Mapping[str, Knowledge]) -> Learned:
-    """Return what is known: what is said now, else what was said before."""
+    """Return what is known: what is said now, else what was said before.
+
+    What an earlier submission of a name has measured is kept until the new one says something.
+    """
     before = statements.hints()
     known = {}
     for name, job in turn.jobs.items():
@@ -228,7 +231,8 @@ def learn(statements: Statements, turn: Turn, said: Mapping[str, Knowledge]) -> 
                 began=old.began or noise(merged.hints),
                 ended=old.ended or job.state is State.ENDED,
             )
-        if replace(merged, step=old.step, at_s=old.at_s) != old:
+        is_free = job_id in ("", job.id) or merged.hints is not None
+        if is_free and replace(merged, step=old.step, at_s=old.at_s) != old:
             statements.save_hints(name, job.id, merged)
         known[name] = merged
     past = tuple(old for name, (_, old) in before.items() if known.get(name, NOTHING).hints is None)
