@@ -171,11 +171,12 @@ def arena_holder(folder: Path) -> str:
 
 
 def process(pid: int) -> str:
-    """Return a process for people: number and command."""
+    """Return a process for people: number and command, without the folder of its program."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        program, *rest = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except (OSError, ValueError):
-        command = ""
+        program, rest = "", []
+    command = " ".join((program.rpartition("/")[2], *rest)).strip()
     return f"pid {pid} ({command[:COMMAND_CHARACTERS_MAX] or 'not visible'})"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.doctor import KNOWN_VARIABLES, Facts, checks, gather
-from holdfast.cli.doctor_node import NodeFacts, Port, look_at_node
+from holdfast.cli.doctor_node import NodeFacts, Port, look_at_node, process
 from holdfast.cli.doctor_store import StoreFacts, look_at_store
 from holdfast.cli.probes import AgentFacts, MetadataFacts, TransportFacts
 from holdfast.rpc.protocol import PROTOCOL
@@ -76,7 +78,7 @@ def test_a_healthy_machine_has_nothing_to_mend():
         (replace(GOOD, metadata=replace(METADATA, version="0.0.1")), "version", "warn", "upgrade"),
         (replace(GOOD, environ={"HOLDFAST_ADRESS": "x"}), "variables", "warn",
          "the nearest is HOLDFAST_ADDRESS"),
-        (replace(GOOD, environ={"HOLDFAST_NODE": "b"}), "node", "fail", "another node"),
+        (replace(GOOD, environ={"HOLDFAST_NODE": "b", "HOLDFAST_AGENT": "/s"}), "node", "fail", "another node"),
         (replace(GOOD, environ={"HOLDFAST_ADDRESS": "h:2"},
                  agents=(replace(AGENT, metadata_address="h:1"),)),
          "catalogue of the agent", "warn", "HOLDFAST_ADDRESS is h:2"),
@@ -229,6 +231,27 @@ def test_two_agents_with_one_arena_and_two_variables_with_one_port_are_named():
 
     assert 2 * [("port", "warn")] + 2 * [("arena lock", "fail")] == bad
     assert any("RPC_PORT and HOLDFAST_DATA_PORT name one port" in check.advice for check in found)
+
+
+def test_a_node_of_a_stack_may_have_another_name_than_this_one():
+    """Two agents cannot both be the one that HOLDFAST_NODE names; nobody has named a socket."""
+    agents = (AGENT, replace(AGENT, socket=Path("/t"), node="b"))
+    facts = replace(GOOD, agents=agents, environ={**GOOD.environ, "HOLDFAST_NODE": "a"})
+
+    assert {check.level for check in checks(facts)} == {"ok"}
+
+
+def test_a_process_of_ours_is_known_however_deep_its_interpreter_lies(tmp_path):
+    """What is told of a process is cut: else its folder would be all that is told."""
+    folder = tmp_path / (100 * "x")
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.executable)
+    command = [folder / "python", "-c", "input()", "holdfast_services.agent"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as started:
+        found = process(started.pid)
+        started.kill()
+
+    assert found == f"pid {started.pid} (python -c input() holdfast_services.agent)"
 
 
 def test_this_node_is_looked_at_as_it_is(tmp_path):
