@@ -11,7 +11,6 @@ from holdfast_services.kit.settings import NEEDED, Found, file_of, find, problem
 from holdfast_services.kit.settings_file import MISPLACED, SettingsFile
 
 
-
 def in_force(services: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
     """Return the settings of some services as plain JSON values.
 

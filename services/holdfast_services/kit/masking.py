@@ -7,9 +7,7 @@ import re
 MASK = "***"
 _ACCOUNT = re.compile(r"(://[^:/?#@]*):(?:[^/?#]*@|.*@)", re.DOTALL)
 """A password ends before the last ``@`` of the host's part, or of all: it may hold a slash."""
-_OPTION = re.compile(
-    r"([?#&;][^=&;?#]*(?:pass|secret|token|key)[^=&;?#]*=)[^&;]*", re.IGNORECASE
-)
+_OPTION = re.compile(r"([?#&;][^=&;?#]*(?:pass|secret|token|key)[^=&;?#]*=)[^&;]*", re.IGNORECASE)
 
 
 def masked(text: str) -> str:

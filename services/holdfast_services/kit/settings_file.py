@@ -106,11 +106,11 @@ def read_file(path: Path, named_by: str) -> SettingsFile:
 
 
 def _text(value: object) -> str | None:
-    """Return a value as the environment would have it; None: it cannot, or no setting is such.
+    r"""Return a value as the environment would have it; None: it cannot, or no setting is such.
 
     >>> _text(7), _text(0.5), _text(["m0", "m1"]), _text({"ada": 8}), _text([[1]])
     ('7', '0.5', 'm0,m1', 'ada=8', None)
-    >>> _text(True), _text("\\0"), _text(1 << 63)
+    >>> _text(True), _text("\0"), _text(1 << 63)
     (None, None, None)
     """
     match value:

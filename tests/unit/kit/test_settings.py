@@ -92,12 +92,12 @@ def test_tables_and_numbers_of_a_file_are_read_by_the_rules_of_the_environment(t
         ),
         ("[agent]\nbudget = 'lots'", r"\[agent\] budget='lots' is not a size like 512M or 2GiB"),
         ("[agent]\nreplicate_rate = 5", r"\[agent\] replicate_rate='5' is less than 1"),
-        ("[agent]\nrdma = [['m0']]", r"\[agent\] rdma is a list or table with something else in it"),
+        ("[agent]\nrdma = [['m0']]", r"\[agent\] rdma is a list or table with something"),
         ("[agent]\ndomain = 2026-11-26", r"\[agent\] domain is a date, and not a text"),
         ("[agent]\nmetrics_listen = false", r"\[agent\] metrics_listen is false, and not a text"),
         ("[agent]\nrpc_port = true", r"\[agent\] rpc_port is true, and not"),
         ("[agent]\nrdma = [true]", r"\[agent\] rdma is a list or table with something else"),
-        ("[agent]\nrpc_port = 0x" + 9999 * "f", r"\[agent\] rpc_port is a number of more than 64 b"),
+        ("[agent]\nrpc_port = 0x" + 9999 * "f", r"\[agent\] rpc_port is a number of more than 64"),
         ("[agent]\ndomain = '\\u0000'".replace("'", '"'), r"\[agent\] domain is a text with NUL"),
         ("x = " + 2000 * "[" + 2000 * "]", "is no TOML"),
         ("[agent]\nx = ?", "is no TOML: .*line 2"),
@@ -172,7 +172,7 @@ def test_what_is_in_force_says_where_it_comes_from_and_no_password(told):
     ],
 )
 def test_a_refusal_shows_no_password(told, model, text):
-    with pytest.raises(InvalidRequestError, match="holdfast.toml") as refused:
+    with pytest.raises(InvalidRequestError, match=r"holdfast\.toml") as refused:
         model.from_env(told(text, **AGENT))
 
     assert "geheim" not in str(refused.value)
@@ -180,7 +180,7 @@ def test_a_refusal_shows_no_password(told, model, text):
 
 def test_services_that_do_not_say_their_settings_in_time_are_an_error(monkeypatch):
     monkeypatch.setattr(config, "ASK_S_MAX", 0.01)
-    with pytest.raises(OutcomeUnknownError, match="not told within 0.01 s"):
+    with pytest.raises(OutcomeUnknownError, match="the settings were not told within"):
         config.told("agent", os.environ)
 
 
