@@ -10,7 +10,6 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.ids import node_name
 from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.kit.settings import (
@@ -18,6 +17,7 @@ from holdfast_services.kit.settings import (
     READY,
     Read,
     load,
+    node_called,
     path,
     required,
     setting,
@@ -29,10 +29,6 @@ BUDGET_SHARE = 0.5
 LISTEN_HOST = "127.0.0.1"
 REPLICATE_BYTES_PER_S_MIN = 1 << 20
 """Slower than this a part of 16 MiB takes longer than steps that are saved are apart."""
-
-
-def _node(environ: Mapping[str, str], name: str) -> str:
-    return node_name(environ.get(name) or socket.gethostname())
 
 
 def _required_path(meaning: str) -> Read:
@@ -67,7 +63,12 @@ class Settings:
     ``metrics_listen`` empty: no ``/metrics``; ``rest_names``: what browsers know it by.
     """
 
-    node: str = setting("HOLDFAST_NODE", _node, "unique name of this node", "the host name")
+    node: str = setting(
+        "HOLDFAST_NODE",
+        node_called(socket.gethostname),
+        "unique name of this node",
+        "the host name",
+    )
     metadata_address: str = setting(
         "HOLDFAST_ADDRESS",
         required("host:port of the metadata service"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core import env
+from holdfast.core.ids import node_name
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast_services.kit.settings_file import SettingsFile, read_file
 
@@ -85,6 +86,18 @@ def path(environ: Mapping[str, str], name: str) -> Path | None:
     """Read a path; None: not set."""
     named = environ.get(name)
     return Path(named) if named else None
+
+
+def node_called(default: Callable[[], str]) -> Read:
+    """Return a reader of a name that a node can have."""
+
+    def read(environ: Mapping[str, str], name: str) -> str:
+        try:
+            return node_name(environ.get(name) or default())
+        except InvalidRequestError as cause:
+            raise InvalidRequestError(f"{name}: {cause.message}") from cause
+
+    return read
 
 
 def load(model: type[M], environ: Mapping[str, str], service: str) -> M:

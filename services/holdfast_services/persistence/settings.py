@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.core import env
-from holdfast.core.ids import node_name
-from holdfast_services.kit.settings import NEEDED, READY, load, path, required, setting
+from holdfast_services.kit.settings import NEEDED, READY, load, node_called, path, required, setting
 from holdfast_services.kit.visitors import read_names
 
 PARTS_IN_FLIGHT = 8
@@ -22,8 +21,8 @@ SCRUB_BYTES_PER_S = 64 << 20
 QUEUE_LEASE_S = 30.0
 
 
-def _worker(environ: Mapping[str, str], name: str) -> str:
-    return node_name(environ.get(name) or f"{socket.gethostname()}-{os.getpid()}")
+def _process() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _persist_rate(environ: Mapping[str, str], name: str) -> int:
@@ -59,7 +58,10 @@ class Settings:
         NEEDED,
     )
     worker: str = setting(
-        "HOLDFAST_WORKER", _worker, "unique name of this worker", "host name and process id"
+        "HOLDFAST_WORKER",
+        node_called(_process),
+        "unique name of this worker",
+        "host name and process id",
     )
     parts_in_flight: int = setting(
         "HOLDFAST_PERSIST_PARTS",

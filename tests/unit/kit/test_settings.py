@@ -94,6 +94,7 @@ def test_tables_and_numbers_of_a_file_are_read_by_the_rules_of_the_environment(t
         ("[agent]\nreplicate_rate = 5", r"\[agent\] replicate_rate='5' is less than 1"),
         ("[agent]\nrdma = [['m0']]", r"\[agent\] rdma is a list or table with something"),
         ("[agent]\ndomain = 2026-11-26", r"\[agent\] domain is a date, and not a text"),
+        ("[agent]\nnode = 'a b'", r"\[agent\] node: node name 'a b' is not usable"),
         ("[agent]\nmetrics_listen = false", r"\[agent\] metrics_listen is false, and not a text"),
         ("[agent]\nrpc_port = true", r"\[agent\] rpc_port is true, and not"),
         ("[agent]\nrdma = [true]", r"\[agent\] rdma is a list or table with something else"),
