@@ -247,12 +247,13 @@ def test_a_process_of_ours_is_known_however_deep_its_interpreter_lies(tmp_path):
     folder = tmp_path / (100 * "x")
     folder.mkdir()
     (folder / "python").symlink_to(sys.executable)
-    command = [folder / "python", "-c", "input()", "holdfast_services.agent"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as started:
+    command = [folder / "python", "-c", "print(flush=1); input()", "holdfast_services"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        started.stdout.readline()  # it runs
         found = process(started.pid)
         started.kill()
 
-    assert found == f"pid {started.pid} (python -c input() holdfast_services.agent)"
+    assert found == f"pid {started.pid} (python -c print(flush=1); input() holdfast_services)"
 
 
 def test_this_node_is_looked_at_as_it_is(tmp_path):
