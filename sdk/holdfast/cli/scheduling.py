@@ -84,7 +84,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     if args.meshes:
         values["meshes"] = args.meshes
         bounds = meshes.bounds(args.meshes)
-        if bounds and not args.gpus:
+        if bounds and not {"gpus_min", "gpus_max"} & values.keys():
             values["gpus_min"], values["gpus_max"] = bounds
     if args.environment:
         values["environment"] = {**values.get("environment", {}), **dict(args.environment)}

@@ -140,3 +140,5 @@ def _check_environment(environment: Mapping[str, str]) -> None:
     for name in environment:
         if not _VARIABLE.fullmatch(name):
             raise InvalidRequestError(f"environment: {name[:TEXT_LENGTH_MAX]!r} is no variable")
+        if name in (meshes.MESH, meshes.MESHES):
+            raise InvalidRequestError(f"environment: {name} is the scheduler's to say; pass meshes")

@@ -17,6 +17,7 @@ from holdfast.errors import InvalidRequestError
 MESH, MESHES = "HOLDFAST_MESH", "HOLDFAST_MESHES"
 """Variables with the mesh of a rank's round, and with all that there may be, ``;`` between them."""
 MESHES_COUNT_MAX = 64
+TEXT_LENGTH_MAX = 200
 AXES_COUNT_MAX = 8
 LENGTH_MAX = 65_536
 
@@ -34,6 +35,11 @@ def check(meshes: Sequence[str]) -> None:
     """
     if len(meshes) > MESHES_COUNT_MAX:
         raise InvalidRequestError(f"{len(meshes)} meshes are more than {MESHES_COUNT_MAX}")
+    for text in meshes:
+        if len(text) > TEXT_LENGTH_MAX:
+            raise InvalidRequestError(
+                f"mesh {text[:40]!r}… of {len(text)} characters is longer than {TEXT_LENGTH_MAX}"
+            )
     parsed = [_parsed(text) for text in meshes]
     for text, axes in zip(meshes, parsed, strict=True):
         if list(axes) != list(parsed[0]):

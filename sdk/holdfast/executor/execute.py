@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.executions import ExecutorReport, Orders
+from holdfast.core.meshes import MESH, MESHES
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.executor import identity
 from holdfast.executor.conversation import Conversation
@@ -45,6 +46,15 @@ class Options:
     spot: bool = False
     notices: tuple[Source, ...] = ()
     holder: HolderGone | None = None
+
+
+def for_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what launchers inherit: nothing that is said to this executor, nor meshes of no job.
+
+    >>> for_launchers({"HOME": "/root", "HOLDFAST_MESHES": "dp=2", "HOLDFAST_READY_FILE": "x"})
+    {'HOME': '/root'}
+    """
+    return {k: v for k, v in environ.items() if k not in (READY_FILE, MESH, MESHES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class Executor:
         me = identity.take(options.folder)
         with ExitStack() as stack:
             self._wake_up(stack)
-            inherited = {k: v for k, v in self._environ.items() if k != READY_FILE}
+            inherited = for_launchers(self._environ)
             self._launchers = Launchers(options.folder, inherited)
             stack.callback(self._launchers.close)
             report = ExecutorReport(

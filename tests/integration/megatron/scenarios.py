@@ -19,6 +19,7 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")  # megatron warns of what is not installed
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing as dc  # noqa: E402
@@ -42,8 +43,12 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  #
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 import holdfast  # noqa: E402
+from holdfast.format import blob as blobs  # noqa: E402
 from holdfast.integrations import megatron as ours  # noqa: E402
+from holdfast.integrations.megatron.contents import Load  # noqa: E402
+from holdfast.integrations.megatron.naming import keys_of  # noqa: E402
 from holdfast.integrations.megatron.strategies import Folder  # noqa: E402
+from holdfast.integrations.megatron.wholeness import STREAM  # noqa: E402
 
 BASE, AGENTS = Path(sys.argv[1]), sys.argv[2:]
 RANKS = 2
@@ -218,15 +223,17 @@ def by_name(rank):
     note("plain", sorted(key for key in plain if "linear_fc1.weight" in key))
 
 
+def fails(name, state, **options):
+    """Note why a save is refused on each rank."""
+    why = raised(lambda: save(state, "refused", validate_access_integrity=False, **options))
+    everybody = [None] * RANKS
+    dist.all_gather_object(everybody, why)
+    note(name, everybody)
+
+
 def refusals(rank):
     def shard(key="key", **more):
         return ShardedTensor.from_rank_offsets(key, torch.zeros(2), (0, rank, RANKS), **more)
-
-    def fails(name, state, **options):
-        why = raised(lambda: save(state, "refused", validate_access_integrity=False, **options))
-        everybody = [None] * RANKS
-        dist.all_gather_object(everybody, why)
-        note(name, everybody)
 
     fails("reserved", {"x": shard("rank.key")})
     fails("hole", {"x": shard(replica_id=rank)})
@@ -252,6 +259,78 @@ def refusals(rank):
         torch.save({"another": 1}, BASE / "mixed" / "common.pt")
     dist.barrier()
     note("mixed", load(theirs))
+
+
+def wholeness(rank):
+    """What would be a checkpoint that cannot be loaded, or lacks something, with no check else."""
+
+    def tensor(data, shape, offset, key="key", **more):
+        return ShardedTensor(
+            key, data, data.dtype, tuple(data.shape), shape, offset, None, **more
+        )  # fmt: skip
+
+    def thing(data, key="thing", shape=(1,), **more):
+        return ShardedObject(key, data, shape, (0,) * len(shape), **more)
+
+    two = torch.ones(2)
+    half = (2 * rank,)
+    for name, one in (
+        ("hole and overlap", tensor(two, (4,), (0,))),
+        ("dtypes", tensor(two.to((torch.float32, torch.bfloat16)[rank]), (4,), half)),
+        ("shapes", tensor(two, (4 + rank,), half)),
+        ("nobody", tensor(two, (2,), (0,), replica_id=1)),
+        ("layer", tensor(two, (3, 2), (rank, 0), prepend_axis_num=1)),
+        ("depths", tensor(two, (2 + rank, 2), (rank, 0), prepend_axis_num=1)),
+        ("outside", tensor(two, (2,), (1,))),
+        ("below", tensor(two, (2,), (-1,))),
+        ("no such layer", tensor(two, (2, 2), (2, 0), prepend_axis_num=1)),
+        ("sparse", tensor(torch.eye(2).to_sparse(), (2, 2), (0, 0), replica_id=rank)),
+        ("unusable", tensor(two, (2,), (0,), key="a\ud800", replica_id=rank)),
+        ("no object", thing(1, replica_id=1)),
+        ("other objects", thing(rank)),
+        ("objects of tensors", thing(two)),
+        ("slash", thing(1, key="a/b", replica_id=rank)),
+        ("own name", thing(1, key="rank.0", replica_id=rank)),
+        ("no shape", thing(1, shape=(), replica_id=rank)),
+        ("two objects", [thing(1, replica_id=rank), thing(2, replica_id=rank)]),
+        ("subclass", thing(two.as_subclass(type("Own", (torch.Tensor,), {})), replica_id=rank)),
+        ("subclass of a stream", thing(type("Own", (io.BytesIO,), {})(), replica_id=rank)),
+    ):
+        fails(name, {"x": one})
+
+    mine = {"a.b": two, "a": {"b": 2 * two}, 1: 3 * two, "1": 4 * two}
+    state = lambda: {  # noqa: E731
+        "thing": thing(mine, replica_id=rank),
+        "same": thing("on all ranks", key="same"),
+        "x": tensor(two * rank, (np.int64(2),) * 2, (np.int64(rank), 0), "np", prepend_axis_num=1),
+        "empty": tensor(torch.ones(4 * rank), (4,), (0,), key="empty"),
+    }  # fmt: skip
+    save(state(), "whole", validate_access_integrity=False)
+    asked = state()
+    asked["x"].data = torch.zeros(2)
+    found = dc.load(asked, folder("whole"), ours.HoldfastLoadStrategy(),
+                    validate_access_integrity=False)  # fmt: skip
+    note("one path", [tensor.tolist() for tensor in (
+        found["thing"]["a.b"], found["thing"]["a"]["b"], found["thing"][1], found["thing"]["1"]
+    )])  # fmt: skip
+    note("others", [found["same"], found["x"].tolist(), found["empty"].tolist()])
+
+
+def hostile(rank):
+    """Texts that nobody of ours has written, in a checkpoint whose digests are right."""
+    text = blobs.Static(objects={}, aliases={}, world_size=1).encode()
+    for name, value in (("refers", {"$ref": "none"}), ("bytes", 7)):
+        key = "x/shard_0_1" + STREAM * (name == "bytes")
+        tree = blobs.join(text, blobs.Live(tree={key: value}).encode())
+        asked = {"x": ShardedObject("x", None, (1,), (0,))}
+        note(name, raised(lambda: Load({}, tree).load(asked, list)))  # noqa: B023
+    note("keys", sorted(keys_of({
+        "a": (1,), "b/part_0_of_2_along_7": (1,), "c/else": (1,), "d/part_0_of_2_along_0": (3,)
+    }).items()))  # fmt: skip
+    (BASE / "mixed" / "common.pt").unlink(missing_ok=True)
+    note("no common part", raised(
+        lambda: ours.HoldfastLoadStrategy().load_tensors_metadata(BASE / "mixed")
+    ))  # fmt: skip
 
 
 def the_contract(rank):
@@ -318,6 +397,8 @@ def from_memory(rank):
         )
         note("not loaded", raised(lambda: save(build(tp=1), "job_4", job.save_strategy)))
         note("another step", raised(lambda: load(2)))
+        dc.serialization.load_sharded_metadata(folder("job_3"), job.load_strategy)
+        note("only looked at", raised(lambda: save(build(tp=1), "job_4", job.save_strategy)))
         load(job.restores.step)
         note("from memory", [job.restores.step, wrong(state, 3)])
         note("holds", [path.name for path in sorted((BASE / "job_3").iterdir())])
@@ -354,7 +435,9 @@ def _rank(rank, work, group):
 
 
 def whole(rank):
-    for work in (restored, another_number_of_rows, by_name, refusals, the_contract):
+    for work in (
+        restored, another_number_of_rows, by_name, refusals, wholeness, hostile, the_contract
+    ):  # fmt: skip
         work(rank)
 
 

@@ -84,12 +84,59 @@ def test_it_is_an_ordinary_checkpoint_in_which_each_layer_and_each_half_is_a_ten
 def test_what_cannot_be_saved_is_refused_on_all_ranks_by_its_key(report):
     for name, why in (
         ("reserved", "key 'rank.key' cannot be used"),
-        ("hole", "main replicas save 2 elements of 'key' [4]"),
+        ("hole", "main replicas leave a hole in tensor 'key' [4], or overlap"),
         ("apart", "this rank has 2 shards of 'rows' [4], of which"),
         ("pickle", "'odd/shard_0_1' holds a"),
         ("asynchronous", "Cannot apply async_save"),
     ):
         assert all(why in text for text in report[name]), report[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("hole and overlap", "main replicas leave a hole in tensor 'key' [4], or overlap"),
+        ("dtypes", "tensor 'key' is F32 [4] on rank 0 and BF16 [4] on rank 1"),
+        ("shapes", "tensor 'key' is F32 [4] on rank 0 and F32 [5] on rank 1"),
+        ("nobody", "tensor 'key' has no main replica"),
+        ("layer", "ranks have 2 of the 3 indices of the axes that are prepended to 'key'"),
+        ("depths", "the axes that are prepended to 'key' are [2] long on one rank and [3] on"),
+        ("outside", "shard [1] + [2] of 'key' is not in [2]"),
+        ("below", "shard [-1] + [2] of 'key' is not in [2]"),
+        ("no such layer", "shard [2, 0] + [1, 2] of 'key' is not in [2, 2]"),
+        ("sparse", "tensor 'key' is torch.sparse_coo"),
+        ("unusable", r"tensor name 'a\ud800' is not usable"),
+        ("no object", "object 'thing/shard_0_1' has no main replica"),
+        ("other objects", "object 'thing/shard_0_1' is another one on rank 1"),
+        ("objects of tensors", "main replicas leave a hole in tensor 'thing/shard_0_1' [2], or"),
+        ("slash", "key 'a/b' cannot be used"),
+        ("own name", "key 'rank.0' cannot be used"),
+        ("no shape", "object 'thing' has no shape"),
+        ("two objects", "this rank has two objects 'thing/shard_0_1'"),
+        ("subclass", "'thing/shard_0_1' holds a"),
+        ("subclass of a stream", "'thing/shard_0_1' holds a"),
+    ],
+)
+def test_what_no_rank_could_load_again_is_not_saved(report, name, why):
+    """P1: whether Megatron checks it or not; all ranks hear why."""
+    assert all(why in text and "InvalidRequestError" in text for text in report[name]), report[name]
+
+
+def test_tensors_of_an_object_at_paths_that_read_alike_stay_apart(report):
+    """P1"""
+    assert [[n, n] for n in (1, 2, 3, 4)] == report["one path"]
+
+
+def test_numbers_of_numpy_empty_shards_and_objects_that_are_alike_are_saved(report):
+    assert ["on all ranks", [0, 0], []] == report["others"]
+
+
+def test_hostile_texts_and_names_are_refused_or_passed_over(report):
+    """P9"""
+    assert "ManifestError: state refers to the tensor 'none'" in report["refers"]
+    assert "ManifestError: state of 'x/shard_0_1' is not bytes" in report["bytes"]
+    assert [["a", [[1], "a"]], ["d", [[6], "d/part_0_of_2_along_0"]]] == report["keys"]
+    assert "NotFoundError" in report["no common part"]
 
 
 def test_what_cannot_be_loaded_is_refused_by_its_key(report):
@@ -117,6 +164,7 @@ def test_a_job_that_was_killed_goes_on_from_memory_with_another_sharding(report)
 def test_a_job_refuses_another_step_and_a_save_before_the_load(report):
     assert "steps only grow" in report["backwards"]
     assert "which was not loaded" in report["not loaded"]
+    assert "which was not loaded" in report["only looked at"]
     assert "goes on from step 3" in report["another step"]
 
 

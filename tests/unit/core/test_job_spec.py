@@ -24,6 +24,8 @@ def test_a_good_spec_passes():
         ({"command": ("--job", "x", "train.py")}, "--job is the scheduler's to say"),
         ({"command": ("--nnodes=2", "train.py")}, "--nnodes=2 is the scheduler's to say"),
         ({"command": ("x" * 200_000,)}, "command has more than"),
+        ({"environment": {"HOLDFAST_MESHES": "dp=2"}}, "HOLDFAST_MESHES is the scheduler's to say"),
+        ({"environment": {"HOLDFAST_MESH": "dp=2"}}, "HOLDFAST_MESH is the scheduler's to say"),
         ({"gpus_min": 0}, "gpus_min is 0"),
         ({"gpus_min": 9}, "gpus_min 9 is more than gpus_max 8"),
         ({"gpus_max": 10**9}, "gpus_max is 1e"),

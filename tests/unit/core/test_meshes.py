@@ -36,6 +36,9 @@ def test_a_job_runs_on_numbers_that_have_a_mesh_and_no_others():
         (("dp=2,tp=1", "tp=4"), "do not name the same axes"),
         (("dp=2,tp=2", "dp=4,tp=1"), "two meshes for 4 ranks"),
         (tuple(f"dp={n}" for n in range(1, 66)), "65 meshes are more than 64"),
+        (("dp=2" + " " * 200,), "of 204 characters is longer than 200"),
+        ((",".join(f"a{n}=1" for n in range(9)),), "is none"),
+        (("dp=2\n=",), "is none"),
     ],
 )
 def test_meshes_that_would_not_be_clear_are_refused(meshes, why):

@@ -175,6 +175,18 @@ def test_what_never_fits_is_refused_with_the_sum():
     )
 
 
+def test_the_next_number_with_a_mesh_is_that_of_the_type_of_gpu_which_the_job_may_have():
+    """G26: 12 are on three nodes of another type alone, and would keep it at 6 for ever."""
+    nodes = {f"a{n}": Node(name=f"a{n}", gpus=8, gpu_type="A") for n in range(3)}
+    nodes |= {f"b{n}": Node(name=f"b{n}", gpus=4, gpu_type="B") for n in range(3)}
+    spec = replace(job(low=6, high=24).spec, meshes=("dp=*,tp=6",), gpu_types=("A",))
+    hints = replace(HINTS, points=(replace(POINT, replicas=6),), local_min=1)
+    known = {"gpt": Knowledge(hints=hints, at_s=NOW_S, gpu_type="A")}
+    about = subject([job(spec=spec)], Cluster(nodes=nodes), known, {}, NOW_S)
+
+    assert sum(gpus for _, gpus in plan(about.view, Fifo(), NOW_S).allocations["gpt"]) == 24
+
+
 @pytest.mark.parametrize(
     ("meshes", "measured", "chosen"),
     [

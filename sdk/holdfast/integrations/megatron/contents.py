@@ -15,19 +15,18 @@ from typing import Any, cast
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica
 
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import InvalidRequestError, ManifestError, NotFoundError
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import Box, intersect, whole
-from holdfast.format.segment import TensorSpec
+from holdfast.format.segment import TensorSpec, is_usable
+from holdfast.format.tally import tally
 from holdfast.format.tree import Json, decode, encode
-from holdfast.integrations.megatron.naming import Placed, placed
+from holdfast.integrations.megatron.naming import Placed, check_object, placed
+from holdfast.integrations.megatron.wholeness import STREAM, whole_tree
 from holdfast.oneshot.world import Agreement, World
 from holdfast.reading.dtypes import TORCH, dtype_name
 from holdfast.reading.reader import Want
 from holdfast.state.values import make_numpy
-
-STREAM = "/BytesIO"
-"""Behind the key of an object that is an ``io.BytesIO``, as Transformer Engine has them."""
 
 _NAMES_SHOWN_MAX = 5
 
@@ -36,25 +35,37 @@ _NAMES_SHOWN_MAX = 5
 class Saved:
     """What this rank saves; ``held_bytes`` is what it has of the state, replicas too.
 
-    ``tree`` has the objects, and the names of tensors of which this rank has the first element.
-    ``elements``: how many of each tensor it saves.
+    ``tree`` has the objects, ``held`` the dtype and shape of each tensor of which it has a part,
+    and ``stacks`` of each key with prepended axes their lengths, and the indices that it has.
     """
 
-    tensors: list[tuple[TensorSpec, torch.Tensor]] = field(default_factory=list)
+    tensors: dict[str, tuple[TensorSpec, torch.Tensor]] = field(default_factory=dict)
     tree: dict[str, Json] = field(default_factory=dict)
-    elements: dict[str, int] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    objects: list[str] = field(default_factory=list)
+    held: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    stacks: dict[str, tuple[tuple[int, ...], list[str]]] = field(default_factory=dict)
     held_bytes: int = 0
 
-    def add(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], box: Box) -> None:
-        """Take a region of a tensor."""
-        if name in self.elements:  # the same box twice, as of tied weights
-            return
+    def hold(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
+        """Note a tensor of which this rank has a part, saved or not; return its dtype."""
+        if not is_usable(name):
+            raise InvalidRequestError(f"tensor name {name[:80]!r} is not usable")
         dtype = dtype_name(name, tensor)
-        self.tensors.append((TensorSpec(fqn=name, dtype=dtype, shape=shape, box=box), tensor))
-        self.elements[name] = box.elements_count
-        if not any(box.offsets):
-            self.shapes[name] = shape
+        self.held[name] = dtype, shape
+        self.held_bytes += tensor.nbytes
+        return dtype
+
+    def add(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], box: Box) -> None:
+        """Hold a tensor, and save its region ``box``, once for all that hold the same."""
+        spec = TensorSpec(fqn=name, dtype=self.hold(name, tensor, shape), shape=shape, box=box)
+        self.tensors.setdefault(name, (spec, tensor))
+
+    def told(self) -> bytes:
+        """Return what rank 0 hears of it."""
+        tallies = {name: tally(*spec) for name, (spec, _) in self.tensors.items()}
+        tensors = {name: [*kind, tallies.get(name)] for name, kind in self.held.items()}
+        told = {"tree": self.tree, "objects": self.objects, "stacks": self.stacks}
+        return json.dumps({**told, "tensors": tensors}).encode()
 
 
 def taken(state: object) -> Saved:
@@ -67,13 +78,14 @@ def taken(state: object) -> Saved:
     leaves = list(_leaves(state))
     for one in placed(leaf for leaf in leaves if isinstance(leaf, ShardedTensor)):
         data = _memory(one)
-        saved.held_bytes += data.nbytes
         if is_main_replica(one.shard.replica_id):
             saved.add(one.name, data, one.shape, one.box)
-    for name in saved.shapes:
-        saved.tree[name] = {"$ref": name}
+        else:
+            saved.hold(one.name, data, one.shape)
+        if one.stack:
+            saved.stacks.setdefault(one.shard.key, (one.stack, []))[1].append(one.at)
     for leaf in leaves:
-        if isinstance(leaf, ShardedObject) and is_main_replica(leaf.replica_id):
+        if isinstance(leaf, ShardedObject):
             _add_object(saved, leaf)
     return saved
 
@@ -91,52 +103,43 @@ def _memory(one: Placed) -> torch.Tensor:
 
 def _add_object(saved: Saved, found: Any) -> None:
     def leaf(value: object, path: str) -> str | None:
-        if not isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        tensor = value.detach()
+        while path in saved.tensors:  # as of a dict with the keys 1 and "1"
+            path += "'"
+        tensor = cast("torch.Tensor", value).detach()
         saved.add(path, tensor, tuple(tensor.shape), whole(tuple(tensor.shape)))
-        saved.held_bytes += tensor.nbytes
         return path
 
-    key, value = found.unique_key, found.data
-    if isinstance(value, io.BytesIO):
-        key, value = key + STREAM, value.getvalue()
-    saved.tree[key] = encode(value, path=key, leaf=leaf)
+    key, value = check_object(found), found.data
+    saved.objects.append(key)
+    if not is_main_replica(found.replica_id):
+        return
+    text_key = key + STREAM if type(value) is io.BytesIO else key
+    if text_key in saved.tree:
+        raise InvalidRequestError(f"this rank has two objects {key!r}", key=key)
+    if type(value) is io.BytesIO:
+        value = value.getvalue()
+    saved.tree[text_key] = encode(value, path=key, leaf=leaf)
 
 
-def told_to_rank_0(saved: Saved, world: World) -> dict[str, Json]:
+def told_to_rank_0(told: bytes, world: World) -> dict[str, Json]:
     """Return on rank 0 the tree of all ranks, on the others nothing; collective.
 
+    Args:
+        told: By this rank; see ``Saved.told``.
+        world: The ranks.
+
     Raises:
-        InvalidRequestError: main replicas leave a hole in a tensor, or overlap; names it.
+        InvalidRequestError: main replicas leave a hole in a tensor, or overlap; an object has
+            none, or several that differ; ranks do not mean the same by a key. It is named.
     """
-    said = {"tree": saved.tree, "elements": saved.elements, "shapes": saved.shapes}
-    texts = world.gather(json.dumps(said).encode())
+    texts = world.gather(told)
     tree: dict[str, Json] = {}
     with Agreement(world):
         if world.rank == 0:
-            heard = [json.loads(text) for text in texts]
-            _check_covered(heard)
-            for of_rank in heard:
-                tree.update(of_rank["tree"])
+            tree = whole_tree([json.loads(text) for text in texts])
     return tree
-
-
-def _check_covered(heard: Sequence[Mapping[str, Any]]) -> None:
-    counts: dict[str, int] = {}
-    shapes: dict[str, Sequence[int]] = {}
-    for of_rank in heard:
-        shapes.update(of_rank["shapes"])
-        for name, count in of_rank["elements"].items():
-            counts[name] = counts.get(name, 0) + count
-    for name, count in counts.items():
-        if name not in shapes or whole(tuple(shapes[name])).elements_count != count:
-            has = shapes.get(name, "of which no rank has the first")
-            raise InvalidRequestError(
-                f"main replicas save {count} elements of {name!r} {has}: give each shard one main "
-                f"replica",
-                key=name,
-            )
 
 
 class Load:
@@ -216,7 +219,10 @@ class Load:
     def _object(self, asked: Any) -> object:
         key = asked.unique_key
         if key + STREAM in self.tree:
-            return io.BytesIO(cast("bytes", self._decoded(key + STREAM)))
+            data = self._decoded(key + STREAM)
+            if type(data) is not bytes:
+                raise ManifestError(f"state of {key!r} is not bytes")
+            return io.BytesIO(data)
         if key in self.tree:
             return self._decoded(key)
         self._missing.append(key)
@@ -226,7 +232,9 @@ class Load:
         return decode(self.tree[key], leaf=self._new, numpy=make_numpy, size=torch.Size)
 
     def _new(self, name: str) -> torch.Tensor:
-        spec = self._specs[name]
+        spec = self._specs.get(name)
+        if spec is None:
+            raise ManifestError(f"state refers to the tensor {name[:80]!r}, which is not there")
         target = torch.empty(spec.shape, dtype=TORCH[spec.dtype])
         self._wants.append(Want(target, name, spec.box))
         return target

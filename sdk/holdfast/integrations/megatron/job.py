@@ -136,12 +136,14 @@ class _Memory:
                 # and what was not committed is not chosen.
                 save_config(CheckpointingConfig(BACKEND, VERSION), folder)
         with Agreement(world):
-            self.handle = self._job.save(step, saved.tensors, tree, held_bytes=saved.held_bytes)
-        try:
-            self.handle.wait("local", COMMIT_S_MAX)
-        except OutcomeUnknownError as late:
-            # The bytes are sealed on their nodes; training is not to end because metadata is out.
-            log.warning("job %s: step %d is saved, but: %s", self._job.job, step, late)
+            tensors = [*saved.tensors.values()]
+            self.handle = self._job.save(step, tensors, tree, held_bytes=saved.held_bytes)
+        with Agreement(world):  # who hears of the commit does not wait for one who does not
+            try:
+                self.handle.wait("local", COMMIT_S_MAX)
+            except OutcomeUnknownError as late:
+                # The bytes are sealed on their nodes; training does not end as metadata is out.
+                log.warning("job %s: step %d is saved, but: %s", self._job.job, step, late)
 
     @contextmanager
     def opened(self, folder: str) -> Iterator[Opened]:
@@ -154,12 +156,11 @@ class _Memory:
                 f"ask job.restores which one to load"
             )
         yield _InMemory(self._job)
-        self._job.loaded()
 
 
 class _InMemory:
     def __init__(self, job: PlannedJob) -> None:
-        self._restore = job.restore
+        self._job, self._restore = job, job.restore
 
     def specs(self) -> Mapping[str, TensorSpec]:
         return self._restore.specs()
@@ -169,6 +170,7 @@ class _InMemory:
 
     def read(self, wants: Sequence[Want]) -> None:
         self._restore.read(wants)
+        self._job.loaded()  # here, not in `opened`: what is in a checkpoint is asked as well
 
 
 def _step(folder: str) -> int:

@@ -27,12 +27,17 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """``shard`` of Megatron is the region ``box`` of a tensor ``name`` of ``shape``."""
+    """``shard`` of Megatron is the region ``box`` of a tensor ``name`` of ``shape``.
+
+    ``stack``: the lengths of axes that are prepended, ``at`` which index of them the tensor is.
+    """
 
     shard: Any
     name: str
     shape: Shape
     box: Box
+    stack: Shape = ()
+    at: str = ""
 
 
 def placed(shards: Iterable[Any]) -> list[Placed]:
@@ -49,20 +54,51 @@ def placed(shards: Iterable[Any]) -> list[Placed]:
 
 
 def _alone(shard: Any) -> Placed:
-    key, prepended = str(shard.key), int(shard.prepend_axis_num)
-    if "/" in key or key.partition(".")[0] in RESERVED:
+    key, prepended = check_key(shard.key), int(shard.prepend_axis_num)
+    offsets, shape = tuple(map(int, shard.global_offset)), tuple(map(int, shard.global_shape))
+    lengths = (1,) * prepended + tuple(map(int, shard.local_shape))
+    edges = zip(offsets, lengths, shape, strict=True)
+    if any(begin < 0 or begin + length > end for begin, length, end in edges):
         raise InvalidRequestError(
-            f"key {key!r} cannot be used: slashes, and names that begin with "
-            f"{' or '.join(sorted(RESERVED))}, are Holdfast's own",
-            key=key,
+            f"shard {list(offsets)} + {list(lengths)} of {key!r} is not in {list(shape)}", key=key
         )
-    at = ".".join(map(str, shard.global_offset[:prepended]))
+    at = ".".join(map(str, offsets[:prepended]))
     return Placed(
         shard,
         f"{key}/at_{at}" if prepended else key,
-        tuple(shard.global_shape[prepended:]),
-        Box(tuple(shard.global_offset[prepended:]), tuple(shard.local_shape)),
+        shape[prepended:],
+        Box(offsets[prepended:], lengths[prepended:]),
+        shape[:prepended],
+        at,
     )
+
+
+def check_key(key: object) -> str:
+    """Return the key of a shard or an object.
+
+    Raises:
+        InvalidRequestError: it cannot be used in names.
+    """
+    text = str(key)
+    if "/" in text or text.partition(".")[0] in RESERVED:
+        raise InvalidRequestError(
+            f"key {text!r} cannot be used: slashes, and names that begin with "
+            f"{' or '.join(sorted(RESERVED))}, are Holdfast's own",
+            key=text,
+        )
+    return text
+
+
+def check_object(found: Any) -> str:
+    """Return the name of a ``ShardedObject``, which Megatron can read back.
+
+    Raises:
+        InvalidRequestError: it cannot; names the key.
+    """
+    key = check_key(found.key)
+    if not found.global_shape:
+        raise InvalidRequestError(f"object {key!r} has no shape: Megatron's is (1,)", key=key)
+    return str(found.unique_key)
 
 
 def _told_apart(name: str, held: Sequence[Placed]) -> list[Placed]:
@@ -109,7 +145,7 @@ def keys_of(shapes: Mapping[str, Shape]) -> dict[str, tuple[Shape, str]]:
     counts: dict[str, Shape] = {}
     for name, stored in shapes.items():
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is None or (match["axis"] and int(match["axis"]) >= len(stored)):
             continue
         shape, key = list(stored), match["key"]
         if match["parts"]:

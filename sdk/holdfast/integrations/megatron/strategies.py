@@ -22,13 +22,14 @@ from megatron.core.dist_checkpointing.strategies.base import (
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.holding import opened
-from holdfast.errors import ConflictError, UnsupportedFormatError
+from holdfast.errors import ConflictError, NotFoundError, UnsupportedFormatError
 from holdfast.format.digest import part_digest
 from holdfast.format.names import blob_rank
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
-from holdfast.integrations.megatron.contents import STREAM, Load, Saved, taken, told_to_rank_0
+from holdfast.integrations.megatron.contents import Load, Saved, taken, told_to_rank_0
 from holdfast.integrations.megatron.naming import keys_of
+from holdfast.integrations.megatron.wholeness import OBJECT, STREAM
 from holdfast.oneshot.world import Agreement, World, find_world
 from holdfast.oneshot.writing import write_source
 from holdfast.reading.dtypes import TORCH
@@ -39,8 +40,6 @@ from holdfast.state.given import Given
 BACKEND, VERSION = "holdfast", 1
 COMMON = "common.pt"
 """Megatron's file of what is not sharded."""
-
-_OBJECT = "/shard_"
 
 
 class Opened(Protocol):
@@ -107,7 +106,7 @@ class _InFolder:
 @contextmanager
 def _given(world: World, saved: Saved, tree: Mapping[str, Json]) -> Iterator[Given]:
     given = Given(rank=world.rank, world_size=world.size)
-    given.give(saved.tensors, tree)
+    given.give([*saved.tensors.values()], tree)
     yield given
 
 
@@ -137,7 +136,8 @@ class HoldfastSaveStrategy(SaveShardedStrategy):  # type: ignore[misc]
         folder, world = os.fspath(checkpoint_dir), find_world()
         with Agreement(world):
             saved = taken(sharded_state_dict)
-        tree = told_to_rank_0(saved, world)
+            told = saved.told()
+        tree = told_to_rank_0(told, world)
         with Agreement(world):
             if world.rank == 0:
                 tree[COMMON] = _digest_of_common(folder)
@@ -182,7 +182,7 @@ class HoldfastLoadStrategy(LoadShardedStrategy):  # type: ignore[misc]
     def load_sharded_metadata(self, checkpoint_dir: str | Path) -> dict[str, Any]:
         """Return tensors and objects without their data, by key."""
         with self._open(checkpoint_dir) as (checkpoint, load):
-            keys = [key.removesuffix(STREAM) for key in load.tree if _OBJECT in key]
+            keys = [key.removesuffix(STREAM) for key in load.tree if OBJECT in key]
             objects = {key: ShardedObject.empty_from_unique_key(key) for key in keys}
             return {**objects, **_tensors(checkpoint.specs())}
 
@@ -225,4 +225,7 @@ def _tensors(specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
 
 
 def _digest_of_common(folder: str) -> str:
-    return part_digest(Path(folder, COMMON).read_bytes()).hex()
+    try:
+        return part_digest(Path(folder, COMMON).read_bytes()).hex()
+    except OSError as cause:
+        raise NotFoundError(f"{Path(folder, COMMON)}: {cause.strerror}") from cause

@@ -176,16 +176,24 @@ def _allowed(
     grown = np.array([GROWTH * one.replicas_max for one in known])
     most = np.minimum(most, np.maximum(grown, np.maximum(least, 1)))
     allowed: Flags = (gpus >= least[:, None]) & (gpus <= most[:, None])
+    types = np.array(kinds)
     for row, job in enumerate(jobs):
         if job.meshes:
-            allowed[row] = _with_mesh(job, gpus, allowed[row], known[row].replicas_max)
+            most_known = known[row].replicas_max
+            for kind in set(kinds):
+                of_kind = types == kind
+                within = allowed[row, of_kind]
+                allowed[row, of_kind] = _with_mesh(job, gpus[of_kind], within, most_known)
         if job.gpu_types is not None:
-            allowed[row] &= np.array([kind in job.gpu_types for kind in kinds], dtype=np.bool_)
+            allowed[row] &= np.isin(types, list(job.gpu_types))
     return allowed
 
 
 def _with_mesh(job: Job, gpus: Array, allowed: Flags, measured: int) -> Flags:
-    """Return which numbers of GPUs have a mesh; the next above those measured may be far away."""
+    """Return which numbers of GPUs have a mesh; the next above those measured may be far away.
+
+    All are of one type of GPU: the next number that there is of another one may be another.
+    """
     fits: Flags = np.array([job.has_mesh_for(int(count)) for count in gpus], dtype=np.bool_)
     most = min(job.replicas_max, job.batches.replicas_max)
     above = gpus[fits & (gpus > max(measured, job.replicas_min)) & (gpus <= most)]
