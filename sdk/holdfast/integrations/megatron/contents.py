@@ -18,6 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from holdfast.errors import InvalidRequestError, ManifestError, NotFoundError
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import Box, intersect, whole
+from holdfast.format.digest import part_digest
 from holdfast.format.segment import TensorSpec, is_usable
 from holdfast.format.tally import tally
 from holdfast.format.tree import Json, decode, encode
@@ -35,8 +36,9 @@ _NAMES_SHOWN_MAX = 5
 class Saved:
     """What this rank saves; ``held_bytes`` is what it has of the state, replicas too.
 
-    ``tree`` has the objects, ``held`` the dtype and shape of each tensor of which it has a part,
-    and ``stacks`` of each key with prepended axes their lengths, and the indices that it has.
+    ``tree`` has the objects, ``objects`` the keys of those that it has as a replica, ``held`` the
+    dtype and shape of each tensor of which it has a part, and ``stacks`` of each key with prepended
+    axes their lengths, and the indices that it has.
     """
 
     tensors: dict[str, tuple[TensorSpec, torch.Tensor]] = field(default_factory=dict)
@@ -46,26 +48,25 @@ class Saved:
     stacks: dict[str, tuple[tuple[int, ...], list[str]]] = field(default_factory=dict)
     held_bytes: int = 0
 
-    def hold(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
-        """Note a tensor of which this rank has a part, saved or not; return its dtype."""
-        if not is_usable(name):
-            raise InvalidRequestError(f"tensor name {name[:80]!r} is not usable")
-        dtype = dtype_name(name, tensor)
-        self.held[name] = dtype, shape
-        self.held_bytes += tensor.nbytes
-        return dtype
-
     def add(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], box: Box) -> None:
-        """Hold a tensor, and save its region ``box``, once for all that hold the same."""
-        spec = TensorSpec(fqn=name, dtype=self.hold(name, tensor, shape), shape=shape, box=box)
+        """Save a region of a tensor, once for all that hold the same."""
+        spec = TensorSpec(fqn=name, dtype=dtype_name(name, tensor), shape=shape, box=box)
         self.tensors.setdefault(name, (spec, tensor))
+        self.held_bytes += tensor.nbytes
 
-    def told(self) -> bytes:
-        """Return what rank 0 hears of it."""
-        tallies = {name: tally(*spec) for name, (spec, _) in self.tensors.items()}
-        tensors = {name: [*kind, tallies.get(name)] for name, kind in self.held.items()}
-        told = {"tree": self.tree, "objects": self.objects, "stacks": self.stacks}
-        return json.dumps({**told, "tensors": tensors}).encode()
+    def saves(self) -> bytes:
+        """Return what rank 0 hears of what this rank saves."""
+        named = [spec for spec, _ in self.tensors.values()]
+        tallies = {spec.fqn: tally(*spec) for spec in named if spec.fqn in self.held}
+        told = {"tree": self.tree, "objects": self.objects, "tallies": tallies}
+        return json.dumps(told).encode()
+
+    def holds(self) -> bytes:
+        """Return what rank 0 hears of what there is to save, from one of all ranks with the same.
+
+        Data parallel ranks have; a thousand of them are not to tell it at each save.
+        """
+        return json.dumps({"held": self.held, "stacks": self.stacks}).encode()
 
 
 def taken(state: object) -> Saved:
@@ -78,10 +79,13 @@ def taken(state: object) -> Saved:
     leaves = list(_leaves(state))
     for one in placed(leaf for leaf in leaves if isinstance(leaf, ShardedTensor)):
         data = _memory(one)
+        if not is_usable(one.name):
+            raise InvalidRequestError(f"tensor name {one.name[:80]!r} is not usable")
+        saved.held[one.name] = dtype_name(one.name, data), one.shape
         if is_main_replica(one.shard.replica_id):
             saved.add(one.name, data, one.shape, one.box)
         else:
-            saved.hold(one.name, data, one.shape)
+            saved.held_bytes += data.nbytes
         if one.stack:
             saved.stacks.setdefault(one.shard.key, (one.stack, []))[1].append(one.at)
     for leaf in leaves:
@@ -112,8 +116,8 @@ def _add_object(saved: Saved, found: Any) -> None:
         return path
 
     key, value = check_object(found), found.data
-    saved.objects.append(key)
     if not is_main_replica(found.replica_id):
+        saved.objects.append(key)
         return
     text_key = key + STREAM if type(value) is io.BytesIO else key
     if text_key in saved.tree:
@@ -123,23 +127,27 @@ def _add_object(saved: Saved, found: Any) -> None:
     saved.tree[text_key] = encode(value, path=key, leaf=leaf)
 
 
-def told_to_rank_0(told: bytes, world: World) -> dict[str, Json]:
-    """Return on rank 0 the tree of all ranks, on the others nothing; collective.
-
-    Args:
-        told: By this rank; see ``Saved.told``.
-        world: The ranks.
+def told_to_rank_0(state: object, world: World) -> tuple[Saved, dict[str, Json]]:
+    """Return what this rank saves, and on rank 0 the tree of all, else nothing; collective.
 
     Raises:
-        InvalidRequestError: main replicas leave a hole in a tensor, or overlap; an object has
-            none, or several that differ; ranks do not mean the same by a key. It is named.
+        InvalidRequestError: what cannot be saved; main replicas leave a hole in a tensor, or
+            overlap; an object has none, or several; ranks do not mean the same by a key. It is
+            named.
     """
-    texts = world.gather(told)
+    with Agreement(world) as agreed:
+        saved = taken(state)
+        saves, holds = saved.saves(), saved.holds()
+        agreed.value = {"holds": part_digest(holds).hex()}
+    digests = [of_rank["holds"] for of_rank in agreed.values]
+    is_first = digests.index(digests[world.rank]) == world.rank
+    texts = world.gather(b"[%b,%b]" % (saves, holds if is_first else b"{}"))
     tree: dict[str, Json] = {}
     with Agreement(world):
         if world.rank == 0:
-            tree = whole_tree([json.loads(text) for text in texts])
-    return tree
+            heard = [json.loads(text) for text in texts]
+            tree = whole_tree([{**one, **other} for one, other in heard])
+    return saved, tree
 
 
 class Load:

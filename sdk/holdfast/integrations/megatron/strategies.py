@@ -27,7 +27,7 @@ from holdfast.format.digest import part_digest
 from holdfast.format.names import blob_rank
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
-from holdfast.integrations.megatron.contents import Load, Saved, taken, told_to_rank_0
+from holdfast.integrations.megatron.contents import Load, Saved, told_to_rank_0
 from holdfast.integrations.megatron.naming import keys_of
 from holdfast.integrations.megatron.wholeness import OBJECT, STREAM
 from holdfast.oneshot.world import Agreement, World, find_world
@@ -134,10 +134,7 @@ class HoldfastSaveStrategy(SaveShardedStrategy):  # type: ignore[misc]
             CheckpointError: it is not saved.
         """
         folder, world = os.fspath(checkpoint_dir), find_world()
-        with Agreement(world):
-            saved = taken(sharded_state_dict)
-            told = saved.told()
-        tree = told_to_rank_0(told, world)
+        saved, tree = told_to_rank_0(sharded_state_dict, world)
         with Agreement(world):
             if world.rank == 0:
                 tree[COMMON] = _digest_of_common(folder)

@@ -7,7 +7,7 @@ would be a checkpoint that no rank can load.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.shard import PRIME
@@ -23,7 +23,7 @@ OBJECT = "/shard_"
 """In the name of an object and of its tensors, as Megatron has it, and in no shard's."""
 
 Told = Mapping[str, Any]
-"""What a rank has told: see ``Saved.told``."""
+"""What a rank has told: ``Saved.saves``, and ``Saved.holds`` unless one before it has the same."""
 
 
 def whole_tree(heard: Sequence[Told]) -> dict[str, Json]:
@@ -35,26 +35,26 @@ def whole_tree(heard: Sequence[Told]) -> dict[str, Json]:
     tree: dict[str, Json] = {}
     for rank, told in enumerate(heard):
         for key, value in told["tree"].items():
-            if tree.setdefault(key, value) != value:
+            if key in tree:
                 raise InvalidRequestError(
-                    f"object {key!r} is another one on rank {rank}: give each one main replica"
+                    f"object {key!r} is saved by rank {rank} as well: give it one main replica"
                 )
+            tree[key] = value
     for key in (key for told in heard for key in told["objects"]):
         if key not in tree and key + STREAM not in tree:
             raise InvalidRequestError(
                 f"object {key!r} has no main replica, so that it is not saved"
             )
     _check_stacks(heard)
-    _check_tensors(heard)
-    names = {name: None for told in heard for name in told["tensors"] if OBJECT not in name}
-    return {**{name: {"$ref": name} for name in names}, **tree}
+    return {**{name: {"$ref": name} for name in _names(heard)}, **tree}
 
 
-def _check_tensors(heard: Sequence[Told]) -> None:
+def _names(heard: Sequence[Told]) -> Iterable[str]:
+    """Return the names of all tensors, each of which is saved once."""
     kinds: dict[str, tuple[int, str, list[int]]] = {}
     tallies: dict[str, list[int]] = {}
     for rank, told in enumerate(heard):
-        for name, (dtype, shape, saved) in told["tensors"].items():
+        for name, (dtype, shape) in told.get("held", {}).items():
             first, *kind = kinds.setdefault(name, (rank, dtype, shape))
             if kind != [dtype, shape]:
                 raise InvalidRequestError(
@@ -62,19 +62,20 @@ def _check_tensors(heard: Sequence[Told]) -> None:
                     f"on rank {rank}",
                     key=name,
                 )
-            tallies.setdefault(name, []).extend([] if saved is None else [saved])
-    for name, saved in tallies.items():
-        _, dtype, shape = kinds[name]
-        if not saved:
+        for name, saved in told["tallies"].items():
+            tallies.setdefault(name, []).append(saved)
+    for name, (_, dtype, shape) in kinds.items():
+        if name not in tallies:
             raise InvalidRequestError(
                 f"tensor {name!r} has no main replica, so that it is not saved", key=name
             )
-        if sum(saved) % PRIME != tally(name, dtype, shape, whole(shape)):
+        if sum(tallies[name]) % PRIME != tally(name, dtype, shape, whole(shape)):
             raise InvalidRequestError(
                 f"main replicas leave a hole in tensor {name!r} {shape}, or overlap: give each "
                 f"shard one main replica",
                 key=name,
             )
+    return kinds
 
 
 def _check_stacks(heard: Sequence[Told]) -> None:
@@ -82,7 +83,7 @@ def _check_stacks(heard: Sequence[Told]) -> None:
     lengths: dict[str, list[int]] = {}
     indices: dict[str, set[str]] = {}
     for told in heard:
-        for key, (of_rank, found) in told["stacks"].items():
+        for key, (of_rank, found) in told.get("stacks", {}).items():
             if lengths.setdefault(key, of_rank) != of_rank:
                 raise InvalidRequestError(
                     f"the axes that are prepended to {key!r} are {lengths[key]} long on one rank "
