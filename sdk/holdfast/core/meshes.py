@@ -80,7 +80,7 @@ def bounds(meshes: Sequence[str]) -> tuple[int, int] | None:
     ((2, 8), None)
     """
     parsed = [_parsed(text) for text in meshes]
-    if not parsed or any(0 in axes.values() for axes in parsed):
+    if any(0 in axes.values() for axes in parsed):
         return None
     counts = [math.prod(axes.values()) for axes in parsed]
     return min(counts), max(counts)

@@ -14,6 +14,8 @@ OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH", MESH, MESHES)
 
 def own(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what ranks inherit: in a rank of another launch nothing that names that one."""
+    if MARK not in environ:
+        return environ
     return {name: value for name, value in environ.items() if name not in OF_LAUNCH}
 
 

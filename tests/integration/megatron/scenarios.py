@@ -253,6 +253,10 @@ def refusals(rank):
     note("missing", load({"x": shard("another")}))
     other = ShardedTensor.from_rank_offsets("key", torch.zeros(3), (0, rank, RANKS))
     note("shape", load({"x": other}))
+    flat = ShardedTensor.from_rank_offsets(
+        "key", torch.zeros(2, 2), (0, rank, RANKS), allow_shape_mismatch=True
+    )
+    note("dims", load({"x": flat}))
     theirs = {"x": shard()}
     note("backend", raised(lambda: strategy.check_backend_compatibility("torch_dist")))
     if rank == 0:
@@ -274,13 +278,23 @@ def wholeness(rank):
 
     two = torch.ones(2)
     half = (2 * rank,)
+    own = type("Own", (torch.Tensor,), {})
     for name, one in (
+        ("no plain tensor", tensor(two.as_subclass(own), (2,), (0,), replica_id=rank)),
         ("hole and overlap", tensor(two, (4,), (0,))),
         ("dtypes", tensor(two.to((torch.float32, torch.bfloat16)[rank]), (4,), half)),
         ("shapes", tensor(two, (4 + rank,), half)),
         ("nobody", tensor(two, (2,), (0,), replica_id=1)),
         ("layer", tensor(two, (3, 2), (rank, 0), prepend_axis_num=1)),
         ("depths", tensor(two, (2 + rank, 2), (rank, 0), prepend_axis_num=1)),
+        ("odd halves", [tensor(two, (5,), (begin,), replica_id=rank) for begin in (0, 2)]),
+        (
+            "uneven halves",
+            [
+                tensor(torch.ones(n), (6,), (begin,), replica_id=rank)
+                for begin, n in ((0, 4), (4, 2))
+            ],
+        ),
         ("outside", tensor(two, (2,), (1,))),
         ("below", tensor(two, (2,), (-1,))),
         ("no such layer", tensor(two, (2, 2), (2, 0), prepend_axis_num=1)),
@@ -293,7 +307,7 @@ def wholeness(rank):
         ("own name", thing(1, key="rank.0", replica_id=rank)),
         ("no shape", thing(1, shape=(), replica_id=rank)),
         ("two objects", [thing(1, replica_id=rank), thing(2, replica_id=rank)]),
-        ("subclass", thing(two.as_subclass(type("Own", (torch.Tensor,), {})), replica_id=rank)),
+        ("subclass", thing(two.as_subclass(own), replica_id=rank)),
         ("subclass of a stream", thing(type("Own", (io.BytesIO,), {})(), replica_id=rank)),
     ):
         fails(name, {"x": one})
@@ -301,17 +315,22 @@ def wholeness(rank):
     mine = {"a.b": two, "a": {"b": 2 * two}, 1: 3 * two, "1": 4 * two}
     state = lambda: {  # noqa: E731
         "thing": thing(mine, replica_id=rank),
-        "x": tensor(two * rank, (np.int64(2),) * 2, (np.int64(rank), 0), "np", prepend_axis_num=1),
+        "x": tensor(two * rank, (np.int64(2),) * 2, (np.int64(rank), np.int64(0)), "np",
+                    prepend_axis_num=1),
+        "stream": thing(io.BytesIO(b"bytes"), key="stream", replica_id=rank),
+        "tied": [tensor(two.clone(), (2,), (0,), key="tied", replica_id=rank) for _ in "ab"],
         "empty": tensor(torch.ones(4 * rank), (4,), (0,), key="empty"),
     }  # fmt: skip
     save(state(), "whole", validate_access_integrity=False)
     asked = state()
-    asked["x"].data = torch.zeros(2)
+    for shard in (asked["x"], *asked["tied"]):
+        shard.data = torch.zeros(2)
     found = dc.load(asked, folder("whole"), ours.HoldfastLoadStrategy(),
                     validate_access_integrity=False)  # fmt: skip
     note("one path", [tensor.tolist() for tensor in (
         found["thing"]["a.b"], found["thing"]["a"]["b"], found["thing"][1], found["thing"]["1"]
     )])  # fmt: skip
+    note("twice", [found["stream"].read() == b"bytes", *(one.tolist() for one in found["tied"])])
     note("others", [found["x"].tolist(), found["empty"].tolist()])
 
 

@@ -95,12 +95,15 @@ def test_what_cannot_be_saved_is_refused_on_all_ranks_by_its_key(report):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
+        ("no plain tensor", "the data of 'key' are a Own on this rank"),
         ("hole and overlap", "main replicas leave a hole in tensor 'key' [4], or overlap"),
         ("dtypes", "tensor 'key' is F32 [4] on rank 0 and BF16 [4] on rank 1"),
         ("shapes", "tensor 'key' is F32 [4] on rank 0 and F32 [5] on rank 1"),
         ("nobody", "tensor 'key' has no main replica"),
         ("layer", "ranks have 2 of the 3 indices of the axes that are prepended to 'key'"),
         ("depths", "the axes that are prepended to 'key' are [2] long on one rank and [3] on"),
+        ("odd halves", "this rank has 2 shards of 'key' [5], of which the first does not lie in"),
+        ("uneven halves", "this rank has 2 shards of 'key' [6], of which the first does not lie"),
         ("outside", "shard [1] + [2] of 'key' is not in [2]"),
         ("below", "shard [-1] + [2] of 'key' is not in [2]"),
         ("no such layer", "shard [2, 0] + [1, 2] of 'key' is not in [2, 2]"),
@@ -131,6 +134,10 @@ def test_numbers_of_numpy_and_empty_shards_are_saved(report):
     assert [[0, 0], []] == report["others"]
 
 
+def test_what_several_hold_is_saved_once_and_comes_back_to_each(report):
+    assert [True, [1, 1], [1, 1]] == report["twice"]
+
+
 def test_hostile_texts_and_names_are_refused_or_passed_over(report):
     """P9"""
     assert "ManifestError: state refers to the tensor 'none'" in report["refers"]
@@ -142,6 +149,7 @@ def test_hostile_texts_and_names_are_refused_or_passed_over(report):
 def test_what_cannot_be_loaded_is_refused_by_its_key(report):
     assert "has no 'another'" in report["missing"]
     assert "'key' is [4] in the checkpoint and [6] here" in report["shape"]
+    assert "'key' is [4] in the checkpoint and [4, 2] here" in report["dims"]
     assert "'torch_dist'" in report["backend"]
 
 

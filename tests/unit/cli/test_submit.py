@@ -25,3 +25,4 @@ def test_meshes_say_how_many_gpus_where_nobody_else_does(tmp_path, in_file, word
     spec = _spec(arguments.parse(["submit", "--file", str(file), *meshes, *words]))
 
     assert (spec.gpus_min, spec.gpus_max) == gpus
+    assert spec.meshes == meshes[1::2]

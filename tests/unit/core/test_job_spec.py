@@ -23,6 +23,7 @@ def test_a_good_spec_passes():
         ({"command": ()}, "command is empty"),
         ({"command": ("--job", "x", "train.py")}, "--job is the scheduler's to say"),
         ({"command": ("--nnodes=2", "train.py")}, "--nnodes=2 is the scheduler's to say"),
+        ({"command": ("--mesh", "dp=2", "train.py")}, "--mesh is the scheduler's to say"),
         ({"command": ("x" * 200_000,)}, "command has more than"),
         ({"environment": {"HOLDFAST_MESHES": "dp=2"}}, "HOLDFAST_MESHES is the scheduler's to say"),
         ({"environment": {"HOLDFAST_MESH": "dp=2"}}, "HOLDFAST_MESH is the scheduler's to say"),

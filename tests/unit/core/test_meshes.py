@@ -14,6 +14,8 @@ def test_the_mesh_made_for_a_number_of_ranks_comes_before_one_that_fits():
 
     assert {"dp": 1, "tp": 4} == mesh_for(made, 4)
     assert {"dp": 3, "tp": 2} == mesh_for(made, 6)
+    assert {"dp": 2, "tp": 4} == mesh_for(("dp=*, tp=4", "dp=*, tp=2"), 8)
+    assert mesh_for(made, 0) is None
 
 
 def test_a_job_runs_on_numbers_that_have_a_mesh_and_no_others():
@@ -34,6 +36,7 @@ def test_a_job_runs_on_numbers_that_have_a_mesh_and_no_others():
         (("dp=0",), "is none"),
         (("dp=99999,tp=99999",), "at most 65536 ranks"),
         (("dp=2,tp=1", "tp=4"), "do not name the same axes"),
+        (("dp=2,tp=1", "tp=1,dp=4"), "do not name the same axes"),
         (("dp=2,tp=2", "dp=4,tp=1"), "two meshes for 4 ranks"),
         (tuple(f"dp={n}" for n in range(1, 66)), "65 meshes are more than 64"),
         (("dp=2" + " " * 200,), "of 204 characters is longer than 200"),
@@ -60,3 +63,5 @@ def test_bounds_without_a_mesh_are_refused(low, high, what):
 def test_the_environment_names_meshes_one_behind_the_other():
     assert of_environment({MESHES: "dp=2,tp=1; dp=*,tp=2;"}) == ["dp=2,tp=1", "dp=*,tp=2"]
     assert of_environment({}) == []
+    with pytest.raises(InvalidRequestError, match="two meshes for 2 ranks"):
+        of_environment({MESHES: "dp=2,tp=1;dp=1,tp=2"})

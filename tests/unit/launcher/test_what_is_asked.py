@@ -10,6 +10,7 @@ from holdfast.core.rounds import LauncherReport, Place, check
 from holdfast.errors import InvalidRequestError
 from holdfast.launcher import environment
 from holdfast.launcher.failures import failure
+from holdfast.launcher.keeper import MARK
 from holdfast.launcher.options import Options, check_meshes, check_script, nodes_range, ranks_count
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2
@@ -168,6 +169,16 @@ def test_numbers_of_nodes_without_a_mesh_are_refused_before_anything_starts():
         check_meshes(asked, 4)
     check_meshes(replace(asked, nodes_max=2), 4)
     check_meshes(replace(asked, allocated=True), 4)
+    with pytest.raises(InvalidRequestError, match="two meshes for 4 ranks"):
+        check_meshes(replace(asked, meshes=("dp=1,tp=4", "dp=2,tp=2"), allocated=True), 4)
+
+
+def test_a_rank_that_launches_names_no_meshes_of_its_own_launch():
+    """G26: they are for another number of ranks."""
+    named = {"HOLDFAST_MESH": "dp=2", "HOLDFAST_MESHES": "dp=*"}
+
+    assert environment.own(named) == named
+    assert environment.own({**named, MARK: "1"}) == {MARK: "1"}
 
 
 def test_exits_are_told_apart():

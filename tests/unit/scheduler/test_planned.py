@@ -187,13 +187,44 @@ def test_the_next_number_with_a_mesh_is_that_of_the_type_of_gpu_which_the_job_ma
     assert sum(gpus for _, gpus in plan(about.view, Fifo(), NOW_S).allocations["gpt"]) == 24
 
 
+def test_a_quota_between_two_meshes_leaves_the_smaller_one():
+    """G26: 6, of which there would be no choice without a mesh for it."""
+    meshes = ("dp=1", "dp=6", "dp=8")
+    spec = replace(job().spec, meshes=meshes, owner="ada")
+    hints = replace(HINTS, points=(replace(POINT, replicas=8),), local_min=1)
+    known = {"gpt": Knowledge(hints=hints, at_s=NOW_S, gpu_type="H100")}
+    about = subject([job(spec=spec)], Cluster(nodes=NODES), known, {"ada": 7}, NOW_S)
+
+    assert sum(gpus for _, gpus in plan(about.view, Fifo(), NOW_S).allocations["gpt"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "meshes", "nodes", "chosen"),
+    [
+        (2, 6, ("tp=2", "tp=6"), "a", 2),  # 4 are free, and have no mesh
+        (4, 4, ("dp=*,tp=4",), "ab", 4),  # 8 have one, and are more than it wants
+    ],
+)
+def test_no_number_above_has_a_mesh_that_the_job_may_have(low, high, meshes, nodes, chosen):
+    """G26"""
+    spec = replace(job(low=low, high=high).spec, meshes=meshes)
+    hints = replace(HINTS, points=(replace(POINT, replicas=low),), local_min=1)
+    known = {"gpt": Knowledge(hints=hints, at_s=NOW_S, gpu_type="H100")}
+    here = Cluster(nodes={name: NODES[name] for name in nodes})
+    about = subject([job(spec=spec)], here, known, {}, NOW_S)
+
+    assert sum(gpus for _, gpus in plan(about.view, Fifo(), NOW_S).allocations["gpt"]) == chosen
+
+
 @pytest.mark.parametrize(
     ("meshes", "measured", "chosen"),
     [
         (("tp=2", "tp=6"), 8, 6),  # not 8, which both nodes have
         (("dp=*,tp=3",), 8, 6),
         (("dp=1", "dp=6"), 1, 6),  # the next, though more than twice what was measured
+        (("dp=1", "dp=2", "dp=6"), 2, 6),
         (("dp=1", "dp=6"), 0, 1),
+        (("dp=*,tp=3",), 1, 3),  # others of its family have trained on less than its least
     ],
 )
 def test_a_job_with_meshes_has_as_many_gpus_as_one_of_them(meshes, measured, chosen):

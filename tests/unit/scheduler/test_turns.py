@@ -319,10 +319,32 @@ def test_a_job_with_meshes_has_no_number_of_gpus_without_one():
     world.turn()
     assert world.jobs["gpt"].shares == {"a": 2}
 
-    world = World(a=2, b=2)
-    world.submit("wide", 3, 4, meshes=("tp=3", "tp=4"))
-    world.wish("wide", a=2, b=2)
+    world = World(a=3, b=1)
+    world.submit("wide", 2, 4, meshes=("tp=2", "tp=4"))
+    world.wish("wide", a=3, b=1)
     world.settle()
     lose(world, "b")
     world.turn()
     assert world.jobs["wide"].state is State.QUEUED
+
+
+def test_who_gives_way_keeps_no_number_of_gpus_without_a_mesh():
+    """G26"""
+    world = World(a=2, b=4)
+    world.submit("first", 2)
+    world.wish("first", a=2)
+    world.now_s += 1.0
+    world.submit("last", 2, 4, meshes=("tp=2", "tp=4"))
+    world.wish("last", b=4)
+    world.settle()
+    world.wish("first", a=1, b=1)
+    world.wish("last", a=1, b=3)
+    world.turn()
+
+    assert world.jobs["last"].state is State.QUEUED
+    world.settle()
+    assert world.jobs["last"].shares == {"a": 1, "b": 3}
+    orders = orders_by_node(world.jobs.values(), world.now_s)["a"].orders
+    assert {order.job: order.environment for order in orders} == {
+        "first": {}, "last": {"HOLDFAST_MESHES": "tp=2;tp=4"},
+    }  # fmt: skip

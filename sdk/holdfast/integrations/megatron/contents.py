@@ -56,8 +56,7 @@ class Saved:
 
     def saves(self) -> bytes:
         """Return what rank 0 hears of what this rank saves."""
-        named = [spec for spec, _ in self.tensors.values()]
-        tallies = {spec.fqn: tally(*spec) for spec in named if spec.fqn in self.held}
+        tallies = {name: tally(*spec) for name, (spec, _) in self.tensors.items()}
         told = {"tree": self.tree, "objects": self.objects, "tallies": tallies}
         return json.dumps(told).encode()
 

@@ -106,8 +106,7 @@ def _told_apart(name: str, held: Sequence[Placed]) -> list[Placed]:
     if len(boxes) == 1:
         return list(held)
     count, shape = len(boxes), held[0].shape
-    axes = [axis for axis in range(len(shape)) if len({b.offsets[axis] for b in boxes}) == count]
-    for axis in axes:
+    for axis in range(len(shape)):
         length = shape[axis] // count
         if length * count == shape[axis] and all(
             number * length <= box.offsets[axis]

@@ -119,7 +119,6 @@ def refusal(spec: JobSpec, nodes: Iterable[Node], quotas: Mapping[str, int]) -> 
         replicas_min=spec.gpus_min,
         replicas_max=spec.gpus_max,
         gpu_types=frozenset(spec.gpu_types) or None,
-        meshes=spec.meshes,
         owner=spec.owner,
         preemptible=spec.preemptible,
     )

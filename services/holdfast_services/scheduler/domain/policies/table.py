@@ -196,7 +196,7 @@ def _with_mesh(job: Job, gpus: Array, allowed: Flags, measured: int) -> Flags:
     """
     fits: Flags = np.array([job.has_mesh_for(int(count)) for count in gpus], dtype=np.bool_)
     most = min(job.replicas_max, job.batches.replicas_max)
-    above = gpus[fits & (gpus > max(measured, job.replicas_min)) & (gpus <= most)]
+    above = gpus[fits & (gpus > max(measured, job.replicas_min - 1)) & (gpus <= most)]
     known = measured > 0 and len(above) > 0
     following = gpus == above.min() if known else np.zeros_like(fits)
     return fits & (allowed | following)
