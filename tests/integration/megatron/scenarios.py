@@ -251,6 +251,13 @@ def refusals(rank):
     strategy = ours.HoldfastLoadStrategy()
     load = lambda state: raised(lambda: dc.load(state, folder("mixed"), strategy))  # noqa: E731
     note("missing", load({"x": shard("another")}))
+    everybody = [None] * RANKS
+    asked = {"x": shard("key" if rank else "another")}
+    unchecked = {"validate_access_integrity": False}
+    why = raised(lambda: dc.load(asked, folder("mixed"), strategy, **unchecked))
+    dist.all_gather_object(everybody, why)
+    note("missing on one", everybody)
+    note("version", raised(lambda: strategy.check_version_compatibility(2)))
     other = ShardedTensor.from_rank_offsets("key", torch.zeros(3), (0, rank, RANKS))
     note("shape", load({"x": other}))
     flat = ShardedTensor.from_rank_offsets(
@@ -323,7 +330,8 @@ def wholeness(rank):
     }  # fmt: skip
     save(state(), "whole", validate_access_integrity=False)
     asked = state()
-    for shard in (asked["x"], *asked["tied"]):
+    asked["x"].data = None  # it gets memory
+    for shard in asked["tied"]:
         shard.data = torch.zeros(2)
     found = dc.load(asked, folder("whole"), ours.HoldfastLoadStrategy(),
                     validate_access_integrity=False)  # fmt: skip
