@@ -87,7 +87,8 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
             said = statuses[rank].report
-            had, passed = said.sealed_before > key.step, said.step > key.step
+            had = said.sealed_before > key.step
+            passed = said.step > key.step
             if (had or passed) and key.step not in said.saving:
                 yield AbandonedStep(
                     run=run.id,
