@@ -234,6 +234,16 @@ def test_two_agents_with_one_arena_and_two_variables_with_one_port_are_named():
     assert any("RPC_PORT and HOLDFAST_DATA_PORT name one port" in check.advice for check in found)
 
 
+def test_what_services_of_ours_hold_themselves_is_no_trouble():
+    """Their ports and arena; an agent of an older release does not say where its metadata is."""
+    port = Port("HOLDFAST_RPC_PORT", 7, "pid 1 (python -m holdfast_services.agent)")
+    node = replace(NODE, ports=(port,), arena="/a", arena_holder="pid 1 (x)")
+    environ = {**GOOD.environ, "HOLDFAST_ADDRESS": "h:1"}
+    facts = replace(GOOD, agents=(replace(AGENT, arena="/a"),), node=node, environ=environ)
+
+    assert {check.level for check in checks(facts)} == {"ok"}
+
+
 def test_a_node_of_a_stack_may_have_another_name_than_this_one():
     """Two agents cannot both be the one that HOLDFAST_NODE names; nobody has named a socket."""
     agents = (AGENT, replace(AGENT, socket=Path("/t"), node="b"))

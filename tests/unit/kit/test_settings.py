@@ -185,6 +185,21 @@ def test_services_that_do_not_say_their_settings_in_time_are_an_error(monkeypatc
         config.told("agent", os.environ)
 
 
+def test_what_is_empty_or_above_all_tables_by_mistake_is_the_default(told):
+    environ = told("rpc_port = 1\n[agent]\ndomain = ''")
+    rows = {row["key"]: row for row in in_force.in_force(["agent"], environ)["settings"]}
+
+    assert {"default"} == {rows[key]["from"] for key in ("rpc_port", "domain")}
+
+
+def test_one_service_has_each_of_its_problems_once_and_several_none_of_what_is_not_set(told):
+    (kind,) = in_force.in_force(["agent"], told("[agent]\ndomain = true"))["problems"]
+
+    assert "[agent] domain is true" in kind
+    assert [] == in_force.in_force(list(MODELS), {})["problems"]
+    assert Agent.from_env(told("[agent]\nlog = 'debug'", **AGENT)).node
+
+
 def test_what_a_start_would_refuse_is_a_problem_of_the_one_service_that_is_asked_about(told):
     environ = told("rpc_port = 1\n[agent]\nbudget = 'lots'", HOLDFAST_STORE="s3://b")
     everything = in_force.in_force(list(MODELS), environ)["problems"]

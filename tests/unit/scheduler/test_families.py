@@ -178,6 +178,10 @@ def test_who_said_nothing_that_can_be_so_is_no_member(hints):
     assert families([replace(past(1), hints=hints)]) == {}
 
 
+def test_what_an_older_release_has_kept_is_of_no_family():
+    assert families([replace(past(1), family="")]) == {}
+
+
 def test_points_that_cannot_be_so_make_no_profile():
     (family,) = families([past(1, step_s=0.0)]).values()
 
