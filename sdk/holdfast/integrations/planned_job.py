@@ -7,8 +7,8 @@ What is handed over goes through slot, seal, copies, commit and drain like any o
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -20,9 +20,10 @@ import torch
 
 from holdfast.core.ids import job_name, step_number
 from holdfast.embedded import agent_socket
-from holdfast.errors import CheckpointError, PreconditionError
+from holdfast.errors import CheckpointError, OutcomeUnknownError, PreconditionError
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
+from holdfast.logs import steady_logger
 from holdfast.oneshot.world import find_world
 from holdfast.policy import (
     Parity,
@@ -47,14 +48,17 @@ SLOT_S_MAX = 120.0
 """How long a save may wait for a slot: it runs beside training, or its caller waits for it."""
 CLOSE_S_MAX = 30.0
 FAILED_CLOSE_S_MAX = 2.0
+COMMIT_S_MAX = 60.0
+"""How long a save waits for its commit. Later, it may still be committed."""
 
-log = logging.getLogger(__name__)
+log = steady_logger(__name__)
 
 
 class PlannedJob:
     """One rank's part in a job. Making it is collective: a checkpoint is chosen.
 
-    ``decided`` is what ``restore`` reads, None: the job begins at step 0. Several threads may use
+    ``decided`` is what ``restore`` reads, None: the job begins at step 0; ``newest`` the step that
+    was saved last, ``handle`` its progress, None: nothing was saved yet. Several threads may use
     it, one after the other; it belongs to the process that made it.
 
     Args:
@@ -119,6 +123,7 @@ class PlannedJob:
             self.decided: Decided | None = self.restore.decide()
             undo.pop_all()
         self.newest = self.decided.step if self.decided else 0
+        self.handle: SaveHandle | None = None
         atexit.register(self._at_exit)
 
     def loaded(self) -> None:
@@ -195,9 +200,22 @@ class PlannedJob:
                 raise
             finally:
                 self._given.give((), {})
-        self.newest = max(self.newest, step)
+        self.newest, self.handle = max(self.newest, step), handle
         self._session.report(lambda report: replace(report, step=max(report.step, step)))
         return handle
+
+    def await_commit(self) -> None:
+        """Wait until the newest save is committed, at most ``COMMIT_S_MAX``.
+
+        Raises:
+            CheckpointError: it is given up.
+        """
+        assert self.handle is not None
+        try:
+            self.handle.wait("local", COMMIT_S_MAX)
+        except OutcomeUnknownError as late:
+            # The bytes are sealed on their nodes; training is not to end because metadata is out.
+            log.warning("job %s: step %d is saved, but: %s", self.job, self.handle.step, late)
 
     def give_up(self, step: int, error: CheckpointError) -> None:
         """Have all ranks give ``step`` up: it is not saved here, or nobody knows whether it is."""
@@ -234,3 +252,29 @@ class PlannedJob:
         error = self._close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
         if error is not None:
             log.error("job %s: %s", self.job, error)
+
+
+def check_grows(step: int, newest: int) -> None:
+    """Refuse a step that is not after the ``newest`` one.
+
+    Raises:
+        PreconditionError: names both.
+    """
+    if step <= newest:
+        raise PreconditionError(
+            f"step {step} is not after step {newest}, where this job is: steps only grow",
+            step=step,
+        )
+
+
+def step_in(checkpoint_id: str | None) -> int | None:
+    """Return the number at the end of an id; None: there is none.
+
+    Raises:
+        InvalidRequestError: no step is that high.
+
+    >>> step_in("runs/gpt/step-100"), step_in("runs/gpt2/last"), step_in(None)
+    (100, None, None)
+    """
+    found = re.search(r"([0-9]+)/?$", checkpoint_id or "")
+    return step_number(int(found[1])) if found else None

@@ -15,6 +15,7 @@ from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.kit.settings import (
     NEEDED,
     READY,
+    MetricsSettings,
     Read,
     load,
     node_called,
@@ -23,7 +24,6 @@ from holdfast_services.kit.settings import (
     setting,
     text,
 )
-from holdfast_services.kit.visitors import read_names
 
 BUDGET_SHARE = 0.5
 LISTEN_HOST = "127.0.0.1"
@@ -55,7 +55,7 @@ def _replicate_bytes_per_s(environ: Mapping[str, str], name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(MetricsSettings):
     """``budget_bytes`` 0: choose by free space.
 
     ``store`` empty: no object tier. It is opened when a restore first needs it. ``rdma_devices``
@@ -133,18 +133,6 @@ class Settings:
         "the object store to restore from: `file:///abs/folder` or "
         "`s3://bucket[/prefix][?endpoint=…&region=…&addressing=…&ca=…]`; the same for all "
         "services. The agent opens it when a restore first needs it",
-    )
-    metrics_listen: str = setting(
-        "HOLDFAST_METRICS_LISTEN",
-        env.listen,
-        "`host:port` for [`/metrics`](metrics.md#an-agent), and nothing else; a port alone is one "
-        "of 127.0.0.1; `off`: none. `holdfast up` does not hand it on",
-        NEEDED,
-    )
-    rest_names: frozenset[str] = setting(
-        "HOLDFAST_REST_NAMES",
-        read_names,
-        "other host names by which browsers reach it, as for the metadata service",
     )
     ready_file: Path | None = setting("HOLDFAST_READY_FILE", path, READY)
 

@@ -16,6 +16,7 @@ from holdfast.core import env
 from holdfast.core.ids import node_name
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast_services.kit.settings_file import SettingsFile, read_file
+from holdfast_services.kit.visitors import read_names
 
 PREFIX = "HOLDFAST_"
 FILE = "HOLDFAST_CONFIG"
@@ -204,6 +205,24 @@ class LogSettings:
         "`logger`, `message`, and what it is about: `job`, `run`, `step`, `generation`, `rank`, "
         "`node`, `kind` of an error, `traceback` of a bug",
         "`text`",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    """Where a service without REST tells its metrics; a model of settings has these too."""
+
+    metrics_listen: str = setting(
+        "HOLDFAST_METRICS_LISTEN",
+        env.listen,
+        "`host:port` for [`/metrics`](metrics.md), and nothing else; a port alone is one of "
+        "127.0.0.1; `off`: none. `holdfast up` does not hand it on",
+        NEEDED,
+    )
+    rest_names: frozenset[str] = setting(
+        "HOLDFAST_REST_NAMES",
+        read_names,
+        "other host names by which browsers reach it, as for the metadata service",
     )
 
 

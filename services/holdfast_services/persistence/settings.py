@@ -10,8 +10,16 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.core import env
-from holdfast_services.kit.settings import NEEDED, READY, load, node_called, path, required, setting
-from holdfast_services.kit.visitors import read_names
+from holdfast_services.kit.settings import (
+    NEEDED,
+    READY,
+    MetricsSettings,
+    load,
+    node_called,
+    path,
+    required,
+    setting,
+)
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
@@ -32,7 +40,7 @@ def _persist_rate(environ: Mapping[str, str], name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(MetricsSettings):
     """A rate of 0 is no limit.
 
     ``metrics_listen`` empty: no ``/metrics``; ``rest_names``: what browsers know it by.
@@ -91,18 +99,6 @@ class Settings:
         "seconds without a sign of life after which another worker takes a task over; the same "
         "value for all workers",
         f"{QUEUE_LEASE_S:.0f}",
-    )
-    metrics_listen: str = setting(
-        "HOLDFAST_METRICS_LISTEN",
-        env.listen,
-        "`host:port` for [`/metrics`](metrics.md#a-persistence-worker), and nothing else; a port "
-        "alone is one of 127.0.0.1; `off`: none. `holdfast up` does not hand it on",
-        NEEDED,
-    )
-    rest_names: frozenset[str] = setting(
-        "HOLDFAST_REST_NAMES",
-        read_names,
-        "other host names by which browsers reach it, as for the metadata service",
     )
     ready_file: Path | None = setting("HOLDFAST_READY_FILE", path, READY)
 

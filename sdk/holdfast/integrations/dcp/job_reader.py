@@ -12,9 +12,8 @@ from torch.futures import Future
 
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.integrations.dcp.contents import Contents
-from holdfast.integrations.dcp.job_writer import step_in
 from holdfast.integrations.dcp.places import Path
-from holdfast.integrations.planned_job import PlannedJob
+from holdfast.integrations.planned_job import PlannedJob, step_in
 
 
 class JobReader(StorageReader):

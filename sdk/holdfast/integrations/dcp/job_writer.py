@@ -7,7 +7,6 @@ So it saves its own segment last, in ``finish``, with the text: till then no ste
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,26 +18,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast.core.ids import step_number
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
     InvalidRequestError,
-    OutcomeUnknownError,
     PreconditionError,
 )
 from holdfast.format.tree import Json
 from holdfast.integrations.dcp.items import Items, check_names, items_of, tree_of, values_of
 from holdfast.integrations.dcp.places import Path
-from holdfast.integrations.planned_job import PlannedJob
-from holdfast.logs import steady_logger
-from holdfast.training.save_handle import SaveHandle
+from holdfast.integrations.planned_job import PlannedJob, check_grows, step_in
 
-COMMIT_S_MAX = 60.0
-"""How long ``finish`` waits for the commit. Later, a save may still be committed."""
 STEP = "holdfast.step"
-
-log = steady_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -62,7 +53,6 @@ class JobWriter(StorageWriter):
     def __init__(self, job: PlannedJob) -> None:
         super().__init__()
         self.checkpoint_id: str | None = None
-        self.handle: SaveHandle | None = None
         self._job = job
         self._held_bytes = 0
         self._begun = job.newest
@@ -147,7 +137,7 @@ class JobWriter(StorageWriter):
         save = self._require_save()
         if save.step is None:
             save.step = self._told()
-        self._check_new(save.step)
+        check_grows(save.step, self._begun)
         self._begun, save.writes = save.step, True
         with self._given_up_by_errors(save.step):
             save.items = items = items_of(plan, planner)
@@ -173,13 +163,13 @@ class JobWriter(StorageWriter):
             tree = tree_of(metadata, values_of(told))
         self._write(save, tree)
         self._save = None
-        self._await_commit(save.step)
+        self._job.await_commit()
 
     def _write(self, save: _Save, tree: dict[str, Json]) -> None:
         assert save.step is not None
         assert save.items is not None
         tensors, save.items = save.items.tensors, None
-        self.handle = self._job.save(save.step, tensors, tree, held_bytes=self._held_bytes)
+        self._job.save(save.step, tensors, tree, held_bytes=self._held_bytes)
 
     @staticmethod
     def _check_same(step: int, told: list[WriteResult]) -> None:
@@ -187,25 +177,10 @@ class JobWriter(StorageWriter):
         if steps != {step}:
             raise ConflictError(f"ranks have saved different steps: {sorted(steps)}")
 
-    def _await_commit(self, step: int) -> None:
-        assert self.handle is not None
-        try:
-            self.handle.wait("local", COMMIT_S_MAX)
-        except OutcomeUnknownError as late:
-            # The bytes are sealed on their nodes; training is not to end because metadata is out.
-            log.warning("job %s: step %d is saved, but: %s", self._job.job, step, late)
-
     def _require_save(self) -> _Save:
         if self._save is None:
             raise PreconditionError("set_up_storage_writer begins a save: call it first")
         return self._save
-
-    def _check_new(self, step: int) -> None:
-        if step <= self._begun:
-            raise PreconditionError(
-                f"step {step} is not after step {self._begun}, where this job is: steps only grow",
-                step=step,
-            )
 
     def give_up_unfinished(self) -> None:
         """Give up a save that has ended without ``finish``, because another rank failed."""
@@ -243,19 +218,6 @@ class JobWriter(StorageWriter):
     @property
     def _key(self) -> str:
         return f"holdfast/{self._job.job}/step"
-
-
-def step_in(checkpoint_id: str | None) -> int | None:
-    """Return the number at the end of an id; None: there is none.
-
-    Raises:
-        InvalidRequestError: no step is that high.
-
-    >>> step_in("runs/gpt/step-100"), step_in("runs/gpt2/last"), step_in(None)
-    (100, None, None)
-    """
-    found = re.search(r"([0-9]+)/?$", checkpoint_id or "")
-    return step_number(int(found[1])) if found else None
 
 
 def _store() -> Any:
