@@ -36,9 +36,9 @@ class HoldfastJob(FrameworkJob):
     """
 
     def _serve(self, job: PlannedJob) -> None:
-        memory = _Memory(job)
-        self.save_strategy = HoldfastSaveStrategy(memory)
-        self.load_strategy = HoldfastLoadStrategy(memory)
+        self._memory = _Memory(job)
+        self.save_strategy = HoldfastSaveStrategy(self._memory)
+        self.load_strategy = HoldfastLoadStrategy(self._memory)
 
 
 class _Memory:
