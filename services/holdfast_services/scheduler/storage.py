@@ -15,8 +15,8 @@ from holdfast.errors import ConflictError
 from holdfast_services.kit.db import Connection, now_s, upsert
 from holdfast_services.scheduler import tables as t
 from holdfast_services.scheduler.domain.cluster import Aside
-from holdfast_services.scheduler.domain.families import Knowledge
 from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.domain.wishes import Wishes
 
 PLANS_KEPT_COUNT = 100

@@ -20,8 +20,9 @@ from holdfast.errors import (
 )
 from holdfast_services.scheduler.calls import executors as calls
 from holdfast_services.scheduler.domain.cluster import Cluster as Nodes
-from holdfast_services.scheduler.domain.families import Knowledge, family_of
+from holdfast_services.scheduler.domain.families import family_of
 from holdfast_services.scheduler.domain.job import State, moved
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.domain.orders import allocation
 from holdfast_services.scheduler.planning import Planner
 from holdfast_services.scheduler.usecases import deciding

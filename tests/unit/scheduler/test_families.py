@@ -10,8 +10,9 @@ from holdfast.core.job_spec import JobSpec
 from holdfast.goodput.efficiency import GradientNoise
 from holdfast_services.scheduler.domain import families as module
 from holdfast_services.scheduler.domain.cluster import Cluster, Node
-from holdfast_services.scheduler.domain.families import Knowledge, families, family_of
+from holdfast_services.scheduler.domain.families import families, family_of
 from holdfast_services.scheduler.domain.job import Job, State
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.domain.planned import subject
 from holdfast_services.scheduler.domain.policies.plan import plan
 from holdfast_services.scheduler.domain.policies.price import Price

@@ -8,8 +8,8 @@ from holdfast.core.hints import JobHints, StepPoint
 from holdfast.core.job_spec import JobSpec
 from holdfast_services.scheduler.calls.metadata import hints_of
 from holdfast_services.scheduler.domain.cluster import Aside, Cluster, Node
-from holdfast_services.scheduler.domain.families import Knowledge
 from holdfast_services.scheduler.domain.job import Job, Part, State
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.domain.planned import (
     SILENT_S,
     STALE_S,

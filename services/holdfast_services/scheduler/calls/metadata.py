@@ -15,7 +15,7 @@ from holdfast.core.records import from_record, to_record
 from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast.rpc import rest
 from holdfast_services.scheduler.domain.cluster import Round
-from holdfast_services.scheduler.domain.families import Knowledge
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.usecases.deciding import Agent
 
 TIMEOUT_S = 5.0

@@ -17,16 +17,16 @@ from holdfast.goodput.efficiency import GradientNoise
 from holdfast.goodput.profile import Profile
 from holdfast.goodput.step_time import StepTime
 from holdfast_services.scheduler.domain.cluster import Cluster, Node
-from holdfast_services.scheduler.domain.families import (
+from holdfast_services.scheduler.domain.families import family_of
+from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.knowledge import (
     NOTHING,
     Knowledge,
     batches_of,
-    family_of,
     measured,
     noise,
     profile,
 )
-from holdfast_services.scheduler.domain.job import Job
 from holdfast_services.scheduler.domain.policies import facts
 from holdfast_services.scheduler.domain.policies.plan import Plan
 from holdfast_services.scheduler.domain.policies.refusals import refusals

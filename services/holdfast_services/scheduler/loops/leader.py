@@ -20,8 +20,8 @@ from holdfast.errors import CheckpointError, StaleGenerationError, UnavailableEr
 from holdfast_services.kit.transactions import Transactions
 from holdfast_services.scheduler.calls.metadata import Metadata
 from holdfast_services.scheduler.domain.cluster import Round
-from holdfast_services.scheduler.domain.families import Knowledge
 from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.knowledge import Knowledge
 from holdfast_services.scheduler.domain.orders import allocation
 from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.storage import Statements

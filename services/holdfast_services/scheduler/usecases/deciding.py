@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from holdfast.errors import StaleGenerationError
 from holdfast_services.scheduler.domain.advance import advance
 from holdfast_services.scheduler.domain.cluster import Cluster, Node, Round
-from holdfast_services.scheduler.domain.families import NOTHING, Knowledge, family_of, noise
+from holdfast_services.scheduler.domain.families import family_of
 from holdfast_services.scheduler.domain.grants import Wish
 from holdfast_services.scheduler.domain.job import Job, State
+from holdfast_services.scheduler.domain.knowledge import NOTHING, Knowledge, noise
 from holdfast_services.scheduler.domain.numbers import Numbers
 from holdfast_services.scheduler.domain.planned import with_defaults
 from holdfast_services.scheduler.domain.wishes import Wishes
