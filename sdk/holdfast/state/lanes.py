@@ -1,9 +1,10 @@
 """How samples that are read in lanes are dealt out to ranks and their workers. Pure.
 
 A *lane* is read in order and can be begun anywhere: a file, for example. A *range* is a part of
-one. What is dealt out is a list of ranges: each rank has a piece of it, all as long, and each of
-its workers a part of that piece, in whole batches. So after some batches each reader has used a
-part from the beginning of its own, and what is left is a list of ranges again.
+one. What is dealt out is a list of ranges: each rank has a piece of it, and each of its workers a
+part of that piece, in whole batches. So after some batches each reader has used a part from the
+beginning of its own, and what is left is a list of ranges again. A piece that is a sample shorter
+than others ends with one that is repeated, in its last batch: until then none came twice.
 """
 
 from __future__ import annotations
@@ -50,12 +51,16 @@ class LaneDeal:
 
     def share(self, rank: int, worker: int) -> list[Range]:
         """Return what one worker of a rank reads, in order."""
-        return self._cut(*self._places(rank, worker))
+        share = self._cut(*self._places(rank, worker))
+        if self._is_filled(rank) and worker == self._last_worker(rank):
+            repeated = (rank - self.length % self.ranks) % self.length
+            share += self._cut(repeated, repeated + 1)
+        return share
 
     def count(self, rank: int) -> int:
         """Return how many samples a rank has."""
         begin, end = self._piece(rank)
-        return end - begin
+        return end - begin + self._is_filled(rank)
 
     def batches(self, rank: int = 0) -> int:
         """Return how many batches a rank has; rank 0 has the most."""
@@ -78,17 +83,24 @@ class LaneDeal:
             worker = (given + turn) % workers
             begin, end = self._places(rank, worker)
             taken = -(-max(0, given - worker) // workers) * size
-            yield min(begin + taken, end), min(end, self.length)  # what is repeated is not left
+            yield min(begin + taken, end), end
 
     def _piece(self, rank: int) -> tuple[int, int]:
-        """Return where a rank's piece begins and ends; what is behind the end is repeated."""
+        """Return where a rank's piece begins and ends."""
         each, over = divmod(self.length, self.ranks)
-        if self.tail is Tail.UNEVEN:
-            begin = rank * each + min(rank, over)
-            return begin, begin + each + (rank < over)
-        if over and self.tail is Tail.REPEAT:
-            each += 1
-        return rank * each, (rank + 1) * each
+        if self.tail is Tail.DROP:
+            over = 0
+        begin = rank * each + min(rank, over)
+        return begin, begin + each + (rank < over)
+
+    def _is_filled(self, rank: int) -> bool:
+        """Tell whether a rank's piece is one shorter than others, so that one is repeated in it."""
+        return self.tail is Tail.REPEAT and 0 < self.length % self.ranks <= rank
+
+    def _last_worker(self, rank: int) -> int:
+        """Return which worker of a rank has its last batch."""
+        batches = -(-self.count(rank) // self.batching.batch_size)
+        return (batches - 1) % self.batching.workers
 
     def _places(self, rank: int, worker: int) -> tuple[int, int]:
         """Return where the part of a worker begins and ends: batches of each in turn, side by side.
@@ -97,10 +109,10 @@ class LaneDeal:
         """
         begin, end = self._piece(rank)
         size, workers = self.batching.batch_size, self.batching.workers
-        batches = -(-(end - begin) // size)
+        batches = -(-self.count(rank) // size)
         sizes = [len(range(one, batches, workers)) * size for one in range(workers)]
         if batches:
-            sizes[(batches - 1) % workers] -= batches * size - (end - begin)
+            sizes[self._last_worker(rank)] -= batches * size - (end - begin)
         ends = list(accumulate(sizes, initial=begin))
         return ends[worker], ends[worker + 1]
 
@@ -111,13 +123,12 @@ class LaneDeal:
         return list(accumulate(sizes, initial=0))
 
     def _cut(self, begin: int, end: int) -> list[Range]:
-        """Return the ranges between two places of the list, which is repeated at its end."""
+        """Return the ranges between two places of the list."""
         cut: list[Range] = []
-        while begin < end and self.length:
-            at = begin % self.length
-            number = bisect_right(self._begins, at) - 1
+        while begin < end:
+            number = bisect_right(self._begins, begin) - 1
             lane, start, stop = self.ranges[number]
-            first = start + at - self._begins[number]
+            first = start + begin - self._begins[number]
             last = min(stop, first + end - begin)
             cut.append((lane, first, last))
             begin += last - first

@@ -345,8 +345,8 @@ class AgentSession:
     def spawn(self, name: str, target: Callable[[], None]) -> None:
         """Run ``target`` on an rpc thread of that name, which ``close`` waits for."""
         thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
+        thread.start()  # Ctrl-C may end it here: what has not quite started cannot be waited for
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-        thread.start()
 
     def _reserve(self) -> bool:
         """Ask for the slots of the newest plan: one call at a time, so that it is heard last."""

@@ -340,3 +340,17 @@ def test_what_cannot_be_told_for_long_is_bounded_and_what_comes_meanwhile_is_kep
 
     assert HINTS_COUNT_MAX == len(sent.abandoned)
     assert [10_000] == [item.step for item in box.abandoned]
+
+
+def test_ctrl_c_while_a_thread_starts_does_not_keep_the_session_from_its_end(session, monkeypatch):
+    """A thread that is not known to run cannot be waited for."""
+
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.start(lambda view: None)
+
+    session.close(timeout_s=5.0)
