@@ -43,11 +43,11 @@ def environment(**extra: str) -> dict[str, str]:
 def until(condition: Callable[[], Any], what: str, timeout_s: float = READY_S_MAX) -> Any:
     """Return the first true value of ``condition``; fail with ``what`` after the deadline."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(0.05)
+        time.sleep(max(0.05, 4 * (time.monotonic() - began)))  # who is tested needs the machine
     raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 

@@ -60,6 +60,10 @@ class Launch:
     def log(self):
         return self._log.read_text()
 
+    def has_begun(self):
+        """Tell whether it has gone on where others were killed."""
+        return GOES_ON.search(self.log) is not None
+
     def began_after(self):
         """Return after which step it went on, and how many passes it had caught up with."""
         found = GOES_ON.search(self.log)
@@ -92,13 +96,15 @@ def test_each_sample_of_each_epoch_is_seen_once_while_ranks_come_and_go(
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance, job = random.Random(seed), f"samples-{'auto' if auto else 'own'}"
-    launches, safe = [], 0
+    launches = []
     for number, ranks in enumerate(worlds):
         if number + 1 == len(worlds):
             (tmp_path / "hurry").touch()  # nobody watches the last one
         launches.append(Launch(stack, tmp_path, job, ranks, number, auto=auto))
         if number + 1 < len(worlds):
-            safe += chance.randint(2, 14)
+            if number:
+                until(launches[-1].has_begun, "it goes on", END_S_MAX)
+            safe = launches[-1].began_after()[0] + chance.randint(2, 14)
             until(lambda: newest_step(stack, job) >= safe, f"step {safe}", END_S_MAX)  # noqa: B023
             launches[-1].kill()
     assert launches[-1].process.wait(END_S_MAX) == 0, launches[-1].log
