@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.crash.operations import Point, Sweep
 
-from holdfast_services.agent import __main__ as agent
+from holdfast_services.agent import main as agent
 from holdfast_services.kit import runner
 from holdfast_services.transport.tcp import TcpTransport
 

@@ -20,8 +20,8 @@ from tests.crash.operations import Point, Sweep
 
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast_services.kit.queue.sqlite import SqliteQueue
-from holdfast_services.persistence import __main__ as worker
 from holdfast_services.persistence import clients
+from holdfast_services.persistence import main as worker
 
 STORE = (
     "head", "get", "put", "read_into", "open_uploads", "begin", "resume", "parts", "put_part",

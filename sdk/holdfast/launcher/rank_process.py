@@ -15,6 +15,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import builtins
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.machinery
 import json
@@ -64,6 +65,16 @@ def _die_with(parent: int) -> None:
 
 def _prepare(order: dict[str, Any]) -> None:
     """Import what was ordered, one after the other, until this process is told what to be."""
+    gc.disable()  # imports make no garbage, and to look for it takes a tenth of their time
+    try:
+        _import(order)
+    finally:
+        gc.freeze()
+        gc.unfreeze()  # what they made counts as old
+        gc.enable()
+
+
+def _import(order: dict[str, Any]) -> None:
     for name in order["preload"]:
         if _is_told(order["descriptor"]):
             return

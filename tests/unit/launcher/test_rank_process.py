@@ -18,13 +18,14 @@ PROGRAM = ROOT / "sdk/holdfast/launcher/rank_process.py"
 WAIT_S_MAX = 120
 
 SEES = """
-    import __main__, os, sys, json
+    import __main__, gc, os, sys, json
     seen = {
         "argv": sys.argv, "path": sys.path[0], "orig": sys.orig_argv, "file": __file__,
         "name": __name__, "cwd": os.getcwd(), "main": __main__.__dict__ is globals(),
         "spec": getattr(__spec__, "name", None), "builtins": str(__builtins__)[:24],
         "globals": sorted(globals()), "stdin": sys.stdin.read(), "flags": str(sys.flags),
         "threads": len(os.listdir("/proc/self/task")),
+        "collector": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
     }
     print(json.dumps(seen))
 """
