@@ -45,6 +45,7 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 def main() -> None:
     """Train to a step."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--job", default="lora")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--declared", action="store_true")
@@ -55,7 +56,7 @@ def main() -> None:
         holdfast.frozen(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     state = {"model": model, "optimizer": optimizer}
-    keeper = holdfast.Checkpointer("lora", state, save=holdfast.Never(), replicas=1)
+    keeper = holdfast.Checkpointer(options.job, state, save=holdfast.Never(), replicas=1)
     restored = keeper.restore()
     begun = restored.step if restored else 0
     print(f"restored {begun} {fingerprint(model, optimizer)}", flush=True)

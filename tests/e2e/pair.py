@@ -27,6 +27,7 @@ def network() -> nn.Sequential:
 def main() -> None:
     """Train both against each other."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--job", default="pair")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kill-at", type=int, default=0)
     parser.add_argument("--pause-s", type=float, default=0.0)
@@ -41,7 +42,7 @@ def main() -> None:
     }
     keepers = {
         role: holdfast.Checkpointer(
-            "pair",
+            options.job,
             {"model": networks[role], "optimizer": optimizers[role]},
             role=role, save=save, replicas=0,
         )

@@ -6,6 +6,7 @@ Nothing here imports torch; a rank is a process that the nursery forks, running 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -24,7 +25,8 @@ from typing import Any
 
 from tests.servers.nursery import NURSERY, Child
 
-from holdfast.embedded import stop_stack
+from holdfast.cli.arguments import parse
+from holdfast.embedded import StackRequest, ensure_stack, stop_stack
 from holdfast.errors import NotFoundError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,15 +79,25 @@ class Stack:
         self.home = home
         self._settings = settings
         self._logs = itertools.count()
-        self.holdfast("up", "--nodes", str(nodes), "--dir", str(home), *options)
-        self.info = json.loads((home / "stack.json").read_text())
+        self._started: list[Trainer] = []
+        asked = parse(["up", "--nodes", str(nodes), *options])
+        request = StackRequest(nodes_count=nodes, scheduler=asked.scheduler, gpus=asked.gpus)
+        # In this process: another one would cost more than what it does; test_stack has one.
+        ensure_stack(home, request, environ=self._environment())
+        self.reread()
+
+    def reread(self) -> None:
+        """Learn where everything is, after the stack was started again."""
+        self.info = json.loads((self.home / "stack.json").read_text())
+
+    def _environment(self) -> dict[str, str]:
+        return environment(HOLDFAST_HOME=str(self.home), **self._settings)
 
     def holdfast(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the command line against this stack."""
-        env = environment(HOLDFAST_HOME=str(self.home), **self._settings)
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli.main", *arguments],
-            env=env, capture_output=True, text=True, timeout=READY_S_MAX, check=False,
+            [sys.executable, "-m", "holdfast.cli.main", *arguments], env=self._environment(),
+            capture_output=True, text=True, timeout=READY_S_MAX, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr + self.log()
         return done
@@ -160,7 +172,29 @@ class Stack:
             log = self.home / f"rank-{next(self._logs)}.log"
             process = NURSERY.start(script, *arguments, env=env, log=log)
             started.append(Trainer(process, log))
+        self._started += started
         return Ranks(started)
+
+    def settle(self) -> None:
+        """Kill the ranks that still run, and wait until every service answers."""
+        ranks = Ranks(self._started)
+        ranks.kill()
+        ranks.wait()
+        self._started.clear()
+        for index in range(len(self.info["nodes"])):  # an agent that was killed left some to nobody
+            for session in (self.arena(index) / "sessions").iterdir():
+                session.unlink(missing_ok=True)
+        until(self._answers, "all services of a stack that tests share")
+
+    def _answers(self) -> bool:
+        """Tell whether metadata and all agents are there; one that was killed refuses."""
+        try:
+            for node in self.info["nodes"]:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(node["agent"])
+            return all(node["live"] for node in self.rest("nodes"))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Stop everything and remove what it held: ``down``, without a word to the catalogue."""
@@ -244,3 +278,28 @@ def running_stack(nodes: int, *options: str, **settings: str) -> Iterator[Stack]
         if stack is not None:
             stack.close()
         shutil.rmtree(home, ignore_errors=True)
+
+
+class SharedStack:
+    """A stack for the tests of a module, one after the other.
+
+    Each finds all services there; one that leaves them otherwise fails, and the next gets another
+    stack.
+    """
+
+    def __init__(self, nodes: int, **settings: str) -> None:
+        self._make = functools.partial(running_stack, nodes, **settings)
+        self._stacks = contextlib.ExitStack()
+        self._stack: Stack | None = None
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Stack]:
+        """Lend the stack to a test; it is started for the first one."""
+        stack, self._stack = self._stack or self._stacks.enter_context(self._make()), None
+        yield stack
+        stack.settle()
+        self._stack = stack
+
+    def close(self) -> None:
+        """Stop it."""
+        self._stacks.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -293,3 +294,60 @@ def test_an_exit_without_error_in_a_block_is_in_order(make, code, saved):
     restored = make(restored=False).restore()
 
     assert (restored and restored.step) == saved
+
+
+def test_saves_go_on_after_the_optimizer_was_given_other_tensors(make, stack, request):
+    """4.2: a new plan of the same layout keeps the slots that the agent goes on leasing."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ck = make(state={"m": model, "o": optimizer})
+    for step in range(1, 9):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if step == 4:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        ck.step(step).wait("local", timeout_s=20)
+    ck.close()
+
+    rows = stack.rest(f"jobs/{request.node.name[:60]}/checkpoints")
+    assert set(range(1, 9)) == {row["step"] for row in rows}
+
+
+ALONE = """
+import sys
+import holdfast, torch
+from holdfast.errors import PreconditionError
+
+model = torch.nn.Linear(4, 4)
+ck = holdfast.Checkpointer(sys.argv[1], {"model": model})
+ck.restore()
+handle = ck.save(1).wait("local", timeout_s=30)
+try:
+    handle.wait("replicated")
+except PreconditionError as error:
+    print("refused:", error)
+print("error:", handle.error)
+for step in range(2, 8):
+    ck.save(step).wait("local", timeout_s=30)
+ck.close()
+"""
+
+
+def test_a_job_on_one_node_is_told_that_nothing_is_replicated(stack, job, tmp_path):
+    """F54, P1; defect X9: no wait without an end, saves go on, one warning, one event."""
+    script = tmp_path / "train.py"
+    script.write_text(ALONE)
+
+    [output] = stack.ranks(job, script=script).succeed()
+
+    shown = stack.rest(f"jobs/{job}")
+    rows = stack.rest(f"jobs/{job}/checkpoints")
+    kinds = [event["kind"] for event in stack.rest("events") if event["job"] == job]
+    lack = "replicas=1 needs 2 live nodes, but only 1 is there"
+    assert f"refused: step 1 does not become replicated: {lack}" in output
+    assert f"error: step 1 stays local: {lack}" in output
+    assert output.count("steps stay local") == 1
+    assert (shown["replicas_allowed"], shown["shortage"]) == (0, lack)
+    assert {row["level"] for row in rows} == {"local"}
+    assert max(row["step"] for row in rows) == 7
+    assert kinds.count("replication_cut") == 1

@@ -81,7 +81,7 @@ def test_a_job_of_dcp_comes_back_from_the_store_and_is_an_ordinary_checkpoint(st
         digests(text, "step")[3] for text in outputs
     }
     plain: dict = {}
-    holdfast.load(checkpoint_folder(stack, 3, "lost"), plain)
+    holdfast.load(checkpoint_folder(stack, "lost", 3), plain)
     assert plain["steps"] == 3
     assert plain["names"] == ["a", {"b": 1}]
     assert plain["model"]["0.weight"].shape == torch.Size([12, 7])

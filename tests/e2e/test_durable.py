@@ -5,34 +5,40 @@ Each test is a row of docs/explanation/failure-model.md. Real processes througho
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, running_stack, until
+from tests.e2e.stack import SharedStack, Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 from tests.e2e.test_faults import flip_a_byte, levels
 
 TWO_NODES = {"world_size": 2, "nodes": (0, 1)}
 # Step 10 is durable before step 12 is done, where both ranks die.
 UNTIL_12 = (
-    *("--job", "j", "--steps", "12", "--persist", "5"),
+    *("--steps", "12", "--persist", "5"),
     *("--wait", "replicated", "--wait-durable", "10"),
     *("--kill-at", "12", "--kill-ranks", "0", "1"),
 )
-AGAIN = ("--job", "j", "--steps", "12", "--persist", "5", "--wait", "replicated")
+AGAIN = ("--steps", "12", "--persist", "5", "--wait", "replicated")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    stack = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="4")
+    yield stack
+    stack.close()
 
 
 @pytest.fixture
-def stack():
-    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="4") as running:
+def stack(shared):
+    with shared.lent() as running:
         yield running
 
 
-def durable(stack: Stack, job: str = "j") -> list[int]:
+def durable(stack: Stack, job: str) -> list[int]:
     """Return the steps of a job that are durable, oldest first."""
     rows = levels(stack, job).values()
     return sorted(row["step"] for row in rows if row["durable_at"] is not None)
@@ -43,7 +49,7 @@ def store_of(stack: Stack) -> Path:
     return Path(stack.info["store"].removeprefix("file://"))
 
 
-def checkpoint_folder(stack: Stack, step: int, job: str = "j") -> Path:
+def checkpoint_folder(stack: Stack, job: str, step: int) -> Path:
     """Return the folder of a durable checkpoint."""
     (found,) = store_of(stack).glob(f"{job}/*/step-{step}.g*")
     return found
@@ -55,7 +61,7 @@ def lose_all_memory(stack: Stack) -> None:
     for index, pid in enumerate(pids):
         os.kill(pid, signal.SIGSTOP)
         for path in stack.arena(index).glob("*.*"):
-            path.unlink()
+            path.unlink(missing_ok=True)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     until(
@@ -63,13 +69,13 @@ def lose_all_memory(stack: Stack) -> None:
     )
 
 
-def test_a_run_whose_every_node_lost_its_memory_comes_back_from_the_object_store(stack):
+def test_a_run_whose_every_node_lost_its_memory_comes_back_from_the_object_store(stack, job):
     """P5, F67, G3: both agents and both arenas gone; the durable step is what is left."""
     expected = finals(stack, steps="12", world_size=2)
-    stack.ranks(*UNTIL_12, **TWO_NODES).wait()
+    stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
     lose_all_memory(stack)
 
-    outputs = stack.ranks(*AGAIN, **TWO_NODES).succeed()
+    outputs = stack.ranks("--job", job, *AGAIN, **TWO_NODES).succeed()
 
     assert [restored(text) for text in outputs] == [10, 10]
     assert [final(text) for text in outputs] == expected
@@ -79,36 +85,36 @@ def test_a_run_whose_every_node_lost_its_memory_comes_back_from_the_object_store
     assert any("'object'" in text for text in tiers), tiers
 
 
-def test_another_cluster_with_nothing_but_the_bucket_goes_on_by_job_name(stack):
+def test_another_cluster_with_nothing_but_the_bucket_goes_on_by_job_name(stack, job):
     """F74, P6: no shared catalogue, no shared memory; only the store is the same."""
     expected = finals(stack, steps="12", world_size=2)
-    stack.ranks(*UNTIL_12, **TWO_NODES).wait()
+    stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
 
     with running_stack(nodes=1, HOLDFAST_STORE=stack.info["store"]) as other:
-        outputs = other.ranks(*AGAIN[:-2], "--wait", "local", world_size=2).succeed()
+        outputs = other.ranks("--job", job, *AGAIN[:-2], "--wait", "local", world_size=2).succeed()
 
         assert [restored(text) for text in outputs] == [10, 10]
         assert [final(text) for text in outputs] == expected
 
 
-def test_down_and_up_keep_what_is_durable_and_nothing_else(stack):
+def test_down_and_up_keep_what_is_durable_and_nothing_else(stack, job):
     """``down`` throws memory away; it must not make the next run lose what was stored."""
     expected = finals(stack, steps="12", world_size=2)
-    stack.ranks(*UNTIL_12, **TWO_NODES).wait()
+    stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
     stack.holdfast("down")
 
     stack.holdfast("up", "--nodes", "2")
-    stack.info = json.loads((stack.home / "stack.json").read_text())
-    outputs = stack.ranks(*AGAIN, **TWO_NODES).succeed()
+    stack.reread()
+    outputs = stack.ranks("--job", job, *AGAIN, **TWO_NODES).succeed()
 
     assert [restored(text) for text in outputs] == [10, 10]
     assert [final(text) for text in outputs] == expected
 
 
-def test_a_catalogue_that_is_gone_is_rebuilt_from_agents_and_bucket(stack):
+def test_a_catalogue_that_is_gone_is_rebuilt_from_agents_and_bucket(stack, job):
     """P6: metadata starts with an empty database; doctor --rebuild finds all durable steps."""
-    stack.ranks(*UNTIL_12, **TWO_NODES).wait()
-    before = durable(stack)
+    stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
+    before = durable(stack, job)
     supervisor, metadata = stack.pid("holdfast_services.supervisor"), stack.metadata_pid()
     os.kill(supervisor, signal.SIGSTOP)
     os.kill(metadata, signal.SIGKILL)
@@ -120,8 +126,8 @@ def test_a_catalogue_that_is_gone_is_rebuilt_from_agents_and_bucket(stack):
 
     report = stack.holdfast("doctor", "--rebuild")
 
-    assert before == durable(stack) == [5, 10], report.stdout
-    outputs = stack.ranks(*AGAIN, **TWO_NODES).succeed()
+    assert before == durable(stack, job) == [5, 10], report.stdout
+    outputs = stack.ranks("--job", job, *AGAIN, **TWO_NODES).succeed()
     assert [restored(text) for text in outputs] == [11, 11]  # of memory, by the inventories
 
 
@@ -132,16 +138,16 @@ def _answers(stack: Stack) -> bool:
         return False
 
 
-def test_a_corrupt_object_is_found_and_an_older_step_restored(stack):
+def test_a_corrupt_object_is_found_and_an_older_step_restored(stack, job):
     """P3, F68-F70: the newest durable step has a flipped byte, the one before is whole."""
     expected = finals(stack, steps="12", world_size=2)
-    stack.ranks(*UNTIL_12, **TWO_NODES).wait()
-    until(lambda: durable(stack) == [5, 10], "two durable steps")
+    stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
+    until(lambda: durable(stack, job) == [5, 10], "two durable steps")
     lose_all_memory(stack)
-    damaged = checkpoint_folder(stack, 10)
+    damaged = checkpoint_folder(stack, job, 10)
     flip_a_byte(next(damaged.glob("shard-00001*.safetensors")))
 
-    outputs = stack.ranks(*AGAIN, **TWO_NODES).succeed()
+    outputs = stack.ranks("--job", job, *AGAIN, **TWO_NODES).succeed()
 
     assert [restored(text) for text in outputs] == [5, 5]
     assert [final(text) for text in outputs] == expected
@@ -150,11 +156,11 @@ def test_a_corrupt_object_is_found_and_an_older_step_restored(stack):
     assert "shard-00001" in checked.stdout + checked.stderr
 
 
-def test_a_worker_that_is_killed_again_and_again_loses_nothing(stack):
+def test_a_worker_that_is_killed_again_and_again_loses_nothing(stack, job):
     """G10, P4: SIGKILL of the worker just before each save that is due; each becomes durable."""
     due = [10, 20, 30, 40, 50, 60]
     ranks = stack.ranks(
-        *("--job", "j", "--steps", "60", "--pause-s", "0.1", "--persist", "10"),
+        *("--job", job, "--steps", "60", "--pause-s", "0.1", "--persist", "10"),
         *("--wait-durable", *map(str, due)),
         **TWO_NODES,
     )
@@ -167,44 +173,44 @@ def test_a_worker_that_is_killed_again_and_again_loses_nothing(stack):
     ranks.succeed()
 
     assert len(due) == len(killed), "one worker for each save that was due"
-    assert due == durable(stack)
+    assert due == durable(stack, job)
     for step in due:
-        folder = checkpoint_folder(stack, step)
+        folder = checkpoint_folder(stack, job, step)
         assert {"manifest.json"} | {
             f"shard-{rank:05}-of-00002.{suffix}"
             for rank in (0, 1)
             for suffix in ("safetensors", "sum")
         } == {path.name for path in folder.iterdir()}
-        assert 0 == stack.holdfast("verify", f"j@{step}", "--tier", "object").returncode
+        assert 0 == stack.holdfast("verify", f"{job}@{step}", "--tier", "object").returncode
 
 
-def test_retention_leaves_the_last_ones_and_never_what_is_pinned(stack):
+def test_retention_leaves_the_last_ones_and_never_what_is_pinned(stack, job):
     """F87, G11: keep-last-2 while a pin holds the first one."""
     ranks = stack.ranks(
-        *("--job", "j", "--steps", "41", "--persist", "5", "--keep-last", "2"),
+        *("--job", job, "--steps", "41", "--persist", "5", "--keep-last", "2"),
         *("--wait-durable", "5", "10", "20", "30", "40", "--pause-s", "0.05"),
         **TWO_NODES,
     )
     ranks.until_step(5)
-    stack.holdfast("pin", "j@5")
+    stack.holdfast("pin", f"{job}@5")
     ranks.succeed()
 
-    until(lambda: len(list(store_of(stack).glob("j/*/step-*"))) == 3, "three folders left")
-    until(lambda: len(durable(stack)) == 3, "three rows left")
-    assert 5 == durable(stack)[0]
-    assert 40 == durable(stack)[-1]
+    until(lambda: len(list(store_of(stack).glob(f"{job}/*/step-*"))) == 3, "three folders left")
+    until(lambda: len(durable(stack, job)) == 3, "three rows left")
+    assert 5 == durable(stack, job)[0]
+    assert 40 == durable(stack, job)[-1]
 
 
-def test_a_job_on_ceph_survives_the_cluster(ceph):
+def test_a_job_on_ceph_survives_the_cluster(ceph, job):
     """F85, F67 on a real S3: drained by multipart, restored by ranged reads, on new nodes."""
     settings = {"HOLDFAST_STORE": ceph.url(), **ceph.environment}
     with running_stack(nodes=2, **settings) as stack:
         expected = finals(stack, steps="12", world_size=2)
-        stack.ranks(*UNTIL_12, **TWO_NODES).wait()
-        until(lambda: 10 in durable(stack), "step 10 on Ceph")
+        stack.ranks("--job", job, *UNTIL_12, **TWO_NODES).wait()
+        until(lambda: 10 in durable(stack, job), "step 10 on Ceph")
     with running_stack(nodes=2, **settings) as other:
-        outputs = other.ranks(*AGAIN, **TWO_NODES).succeed()
+        outputs = other.ranks("--job", job, *AGAIN, **TWO_NODES).succeed()
 
         assert [restored(text) for text in outputs] == [10, 10]
         assert [final(text) for text in outputs] == expected
-        assert 0 == other.holdfast("verify", "j@10", "--tier", "object").returncode
+        assert 0 == other.holdfast("verify", f"{job}@10", "--tier", "object").returncode

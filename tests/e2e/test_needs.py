@@ -8,35 +8,37 @@ import re
 import signal
 
 import pytest
-from tests.e2e.stack import running_stack, until
+from tests.e2e.stack import SharedStack, until
 from tests.e2e.test_bit_identity import final, restored, told
 from tests.e2e.test_faults import segment_of
 
 
-@pytest.fixture
-def stack():
-    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="3") as running:
-        yield running
+@pytest.fixture(scope="module")
+def shared():
+    stack = SharedStack(nodes=3, HOLDFAST_NODE_LEASE_S="3")
+    yield stack
+    stack.close()
 
 
 @pytest.fixture
-def stack_of_three():
-    with running_stack(nodes=3, HOLDFAST_NODE_LEASE_S="3") as running:
+def stack(shared):
+    with shared.lent() as running:
         yield running
 
 
-def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack_of_three):
+def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack, job):
     """Each rank has a state of its own here: who took a lost node's place needs one segment."""
-    stack = stack_of_three
     places = {"world_size": 3, "nodes": (0, 1, 2)}
     kind = ("--scenario", "apart", "--steps", "12")
-    common = (*kind, "--job", "j", "--wait", "replicated")
-    expected = [final(text) for text in stack.ranks(*kind, "--job", "calm", **places).succeed()]
+    common = (*kind, "--job", job, "--wait", "replicated")
+    expected = [
+        final(text) for text in stack.ranks(*kind, "--job", f"{job}-calm", **places).succeed()
+    ]
     stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", "2", **places).wait()
-    length_bytes = segment_of(stack.arena(0), rank=0).stat().st_size
+    length_bytes = segment_of(stack.arena(0), job, rank=0).stat().st_size
     old = stack.agent_pid(2)
     for path in stack.arena(2).glob("*.*"):
-        path.unlink()
+        path.unlink(missing_ok=True)
     os.kill(old, signal.SIGKILL)
 
     outputs = stack.ranks(*common, **places).succeed()
@@ -47,10 +49,10 @@ def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack_of_three):
     assert sources == [f"{{'{tier}': {length_bytes}}}" for tier in ("memory", "memory", "peer")]
 
 
-def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack):
+def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack, job):
     """The ranks shared a model when they saved it, each a part of it, and have one each now."""
     places = {"world_size": 2, "nodes": (0, 1)}
-    common = ("--job", "j", "--replicas", "0", "--wait", "local")
+    common = ("--job", job, "--replicas", "0", "--wait", "local")
     left = [told("left", t) for t in stack.ranks(*common, "--steps", "8", **places).succeed()]
 
     outputs = stack.ranks(*common, "--scenario", "apart", "--steps", "9", **places).succeed()
@@ -62,14 +64,13 @@ def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack):
         assert sorted(tiers) == ["memory", "peer"], text
 
 
-def test_a_node_fetches_the_bytes_that_its_ranks_ask_for(stack_of_three):
+def test_a_node_fetches_the_bytes_that_its_ranks_ask_for(stack, job):
     """Of a segment of 64 MiB the model is a few KiB: the parts that hold it, and nothing else.
 
     An owner that came back empty is brought its own segment, all of it, at any time: so the rank
     there is one whose segment it never had, and no copies are asked for that it could be given.
     """
-    stack = stack_of_three
-    kind = ("--scenario", "apart", "--ballast-mib", "64", "--job", "j")
+    kind = ("--scenario", "apart", "--ballast-mib", "64", "--job", job)
     common = (*kind, "--save", "4", "--wait", "replicated", "--steps", "12")
     places = {"world_size": 3, "nodes": (0, 1, 2)}
     stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", "2", **places).wait()
@@ -77,7 +78,7 @@ def test_a_node_fetches_the_bytes_that_its_ranks_ask_for(stack_of_three):
     stack.ranks(*again, **places).succeed()
     old = stack.agent_pid(2)
     for path in stack.arena(2).glob("*.*"):
-        path.unlink()
+        path.unlink(missing_ok=True)
     os.kill(old, signal.SIGKILL)
 
     outputs = stack.ranks(*again, world_size=3, nodes=(2, 1, 0)).succeed()

@@ -13,7 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, environment, free_port, processes, running_stack, until
+from tests.e2e.stack import (
+    SharedStack,
+    Stack,
+    environment,
+    free_port,
+    processes,
+    running_stack,
+    until,
+)
 
 from holdfast_services.kit.queue import open_queue
 
@@ -24,8 +32,23 @@ print(agent_socket(os.environ, world_size=4, local_world_size=4))
 """
 
 
+@pytest.fixture(scope="module")
+def shared():
+    stack = SharedStack(nodes=2)
+    yield stack
+    stack.close()
+
+
 @pytest.fixture
-def stack():
+def stack(shared):
+    """Two nodes, all of whose services are there, and no job."""
+    with shared.lent() as running:
+        yield running
+
+
+@pytest.fixture
+def own_stack():
+    """Two nodes that a test may stop."""
     with running_stack(nodes=2) as running:
         yield running
 
@@ -136,6 +159,7 @@ def test_a_killed_supervisor_leaves_no_orphan_and_a_new_one_takes_over(stack):
     assert again["started"]
     assert again["pid"] != stack.info["pid"]
     assert again["address"] == stack.info["address"]
+    stack.reread()
 
 
 def test_up_again_is_success_and_starts_nothing(stack):
@@ -178,12 +202,16 @@ def test_doctor_says_that_the_database_takes_no_writes(stack):
         until(lambda: said() == (1, "ok", "fail"), "doctor says so")
 
 
-def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):
+def test_down_ends_all_and_removes_arenas_unless_they_are_kept(own_stack):
+    stack = own_stack
     pids = [stack.info["pid"], stack.metadata_pid(), stack.agent_pid(0), stack.agent_pid(1)]
     pids += processes("holdfast_services.persistence", str(stack.home))
     stack.holdfast("down", "--keep")
 
+    log = stack.log()
     assert all(gone(pid) for pid in pids)
+    assert "stopping: asked to" in log
+    assert "killing it" not in log, "each service ends by itself"
     assert not (stack.home / "stack.json").exists()
     assert stack.arena(0).is_dir()
     stack.holdfast("down")
@@ -191,8 +219,9 @@ def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):
     assert stack.holdfast("down").returncode == 0
 
 
-def test_down_keeps_what_is_durable_and_down_all_does_not(stack):
+def test_down_keeps_what_is_durable_and_down_all_does_not(own_stack):
     """F87: memory is thrown away by ``down``, durable checkpoints only by who says so twice."""
+    stack = own_stack
     assert stack.info["store"] == f"file://{stack.home}/store"
     kept = stack.home / "store" / "job" / "object"
     kept.parent.mkdir()
@@ -236,13 +265,11 @@ def test_down_all_asks_on_a_terminal(home, answer, code):
     assert (home / "store").exists() == (code == 1)
 
 
-def test_another_store_than_the_running_one_is_not_what_was_asked_for(home, tmp_path):
-    first = cli("up", "--dir", str(home))
-    second = cli("up", "--dir", str(home), "--store", str(tmp_path))
+def test_another_store_than_the_running_one_is_not_what_was_asked_for(stack, tmp_path):
+    said = stack.holdfast("up", "--store", str(tmp_path)).stdout
 
-    assert f"store      file://{home}/store" in first.stdout
-    assert second.returncode == 0
-    assert f"not store file://{tmp_path} as asked" in second.stdout
+    assert f"store      file://{stack.home}/store" in said
+    assert f"not store file://{tmp_path} as asked" in said
 
 
 def test_up_and_status_say_that_the_store_does_not_work(home):
@@ -290,14 +317,6 @@ def test_a_store_that_is_away_keeps_no_stack_from_starting(home, tmp_path):
     assert "make it, or mount its volume" in refused.stderr
 
 
-def test_a_stopped_stack_ends_its_services_in_order(stack):
-    stack.holdfast("down", "--keep")
-    log = stack.log()
-
-    assert "stopping: asked to" in log
-    assert "killing it" not in log
-
-
 def test_two_ups_at_once_make_one_stack(home):
     answers = together(2, "-m", "holdfast.cli.main", "up", "--json", "--dir", str(home))
     stacks = [json.loads(answer) for answer in answers]
@@ -333,20 +352,7 @@ def test_a_port_in_use_is_one_line_that_names_it(stack, home):
     assert done.stderr.count("\n") == 1
 
 
-def test_an_idle_stack_ends_itself_and_keeps_what_it_holds(home):
-    command = [sys.executable, "-m", "holdfast_services.supervisor", "--dir", str(home)]
-    done = subprocess.run(
-        [*command, "--detach", "--idle-exit", "0.5"],
-        env=environment(), capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    until(lambda: not supervisors(home), "the supervisor to end")
-
-    assert "stopping: no trainer for 0.5 s" in (home / "log").read_text()
-    assert not (home / "stack.json").exists()
-
-
-def test_an_idle_stack_stays_until_all_is_drained(home):
+def test_an_idle_stack_ends_itself_once_all_is_drained(home):
     """What is due and not in the store yet exists in this stack's memory only."""
     queue = open_queue(f"sqlite:///{home / 'queue.db'}", lease_s=100.0)
     queue.offer(["shard/x"])
@@ -363,3 +369,4 @@ def test_an_idle_stack_stays_until_all_is_drained(home):
     until(lambda: not supervisors(home), "the supervisor to end")
 
     assert "stopping: no trainer for 0.3 s" in (home / "log").read_text()
+    assert not (home / "stack.json").exists()

@@ -54,33 +54,32 @@ def test_a_single_rank_saves_at_its_next_step_when_asked(stack):
     assert ["5"] == re.findall(r"^step (\d+) [a-z]", output, re.MULTILINE)
 
 
-def pair(stack, *arguments):
-    return stack.ranks(*arguments, script=PAIR)
+def pair(stack, job, *arguments):
+    return stack.ranks("--job", job, *arguments, script=PAIR)
 
 
-def test_two_checkpointers_of_one_process_come_back_bit_identical(stack):
+def test_two_checkpointers_of_one_process_come_back_bit_identical(stack, job):
     """Roles: two runs of one job side by side, saved and restored together (P5)."""
-    killed = pair(stack, "--steps", "20", "--kill-at", "12")
+    killed = pair(stack, job, "--steps", "20", "--kill-at", "12")
     assert [-signal.SIGKILL] == killed.wait()
-    [resumed] = pair(stack, "--steps", "20").succeed()
-    with running_stack(nodes=1) as other:
-        [whole] = pair(other, "--steps", "20").succeed()
+    [resumed] = pair(stack, job, "--steps", "20").succeed()
+    [whole] = pair(stack, f"{job}-calm", "--steps", "20").succeed()
 
     assert "restored generator 12" in resumed
     assert "restored critic 12" in resumed
+    assert "restored critic 0" in whole
     assert final(whole) == final(resumed)
-    assert {"pair/critic", "pair/generator"} <= {job["job"] for job in stack.rest("jobs")}
+    assert {f"{job}/critic", f"{job}/generator"} <= {one["job"] for one in stack.rest("jobs")}
 
 
-def test_a_signal_saves_every_checkpointer_of_a_process_before_it_ends():
+def test_a_signal_saves_every_checkpointer_of_a_process_before_it_ends(stack, job):
     """F24, with two: both hear of it, both save, then the process ends with 143."""
-    with running_stack(nodes=1) as stack:
-        ranks = pair(stack, "--steps", "600", "--preemption", "--pause-s", "0.05")
-        ranks.until_step(5)
-        ranks.kill(signal.SIGTERM)
+    ranks = pair(stack, job, "--steps", "600", "--preemption", "--pause-s", "0.05")
+    ranks.until_step(5)
+    ranks.kill(signal.SIGTERM)
 
-        assert [143] == ranks.wait(), ranks.outputs
-        [output] = pair(stack, "--steps", "1", "--preemption").succeed()
+    assert [143] == ranks.wait(), ranks.outputs
+    [output] = pair(stack, job, "--steps", "1", "--preemption").succeed()
 
     steps = re.findall(r"^restored \w+ (\d+)", output, re.MULTILINE)
     assert 2 == len(steps)

@@ -8,22 +8,20 @@ from pathlib import Path
 import pytest
 from tests.e2e.stack import Stack, running_stack, until
 
-JOB = "checked"
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack():
     with running_stack(nodes=2) as running:
         yield running
 
 
-def replicated(stack: Stack) -> int:
+def replicated(stack: Stack, job: str) -> int:
     """Train a little; return the newest step that has a copy on each node."""
-    run = ("--job", JOB, "--steps", "6", "--save", "1", "--replicas", "1", "--wait", "replicated")
+    run = ("--job", job, "--steps", "6", "--save", "1", "--replicas", "1", "--wait", "replicated")
     stack.ranks(*run).succeed()
 
     def newest() -> int | None:
-        found = stack.rest(f"jobs/{JOB}/checkpoints")
+        found = stack.rest(f"jobs/{job}/checkpoints")
         return next((c["step"] for c in found if c["copies_min"] == 2), None)
 
     return until(newest, "two copies of a checkpoint")
@@ -42,34 +40,34 @@ def damage(arena: Path, step: int) -> None:
     raise AssertionError(f"no segment of step {step} in {arena}")
 
 
-def test_verify_and_show_speak_of_the_same_copies_and_a_flipped_bit_is_found(stack):
-    step = replicated(stack)
-    shown = json.loads(stack.holdfast("show", f"{JOB}@{step}", "--json").stdout)
-    good = json.loads(stack.holdfast("verify", f"{JOB}@{step}", "--json").stdout)
+def test_verify_and_show_speak_of_the_same_copies_and_a_flipped_bit_is_found(stack, job):
+    step = replicated(stack, job)
+    shown = json.loads(stack.holdfast("show", f"{job}@{step}", "--json").stdout)
+    good = json.loads(stack.holdfast("verify", f"{job}@{step}", "--json").stdout)
 
     assert sorted(r["node"] for r in shown["shards"][0]["replicas"]) == ["node-0", "node-1"]
     assert good["ok"]
     assert sorted(copy["node"] for copy in good["copies"]) == ["node-0", "node-1"]
 
     damage(stack.arena(1), step)
-    found = stack.holdfast("verify", f"{JOB}@{step}", check=False)
+    found = stack.holdfast("verify", f"{job}@{step}", check=False)
 
     assert found.returncode == 1
     assert "on node-1: " in found.stdout
     assert "on node-0: " not in found.stdout
 
 
-def test_ls_names_the_job_and_its_checkpoints(stack):
-    step = replicated(stack)
+def test_ls_names_the_job_and_its_checkpoints(stack, job):
+    step = replicated(stack, job)
     jobs = json.loads(stack.holdfast("ls", "--json").stdout)
-    steps = [found["step"] for found in json.loads(stack.holdfast("ls", JOB, "--json").stdout)]
+    steps = [found["step"] for found in json.loads(stack.holdfast("ls", job, "--json").stdout)]
 
-    assert [job["job"] for job in jobs] == [JOB]
+    assert job in {one["job"] for one in jobs}
     assert step in steps
     assert steps == sorted(steps, reverse=True)
-    assert JOB in stack.holdfast("ls").stdout
-    listed = stack.holdfast("ls", JOB).stdout
+    assert job in stack.holdfast("ls").stdout
+    listed = stack.holdfast("ls", job).stdout
     assert "replicated" in listed
     assert "that memory no longer holds: see --json" in listed
     assert len(listed.splitlines()) < len(steps)
-    assert "node-0 (memory)" in stack.holdfast("show", JOB).stdout
+    assert "node-0 (memory)" in stack.holdfast("show", job).stdout
