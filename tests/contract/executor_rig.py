@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.integration.launcher.harness import PACKAGES, ROOT, Agent, Decision, kill, until
+from tests.servers.nursery import QUICK
 
 from holdfast.core.allocations import Allocation, Share
 from holdfast.core.executions import ExecutorReport, ExecutorRequest, Order, Orders
@@ -100,7 +101,8 @@ class Rig:
                  "--scheduler", f"http://127.0.0.1:{self.server.server_port}"],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env={**os.environ, "HOLDFAST_AGENT": str(self.agent.socket),
-                     "FOLDER": str(self.folder), "PYTHONPATH": f"{ROOT / 'sdk'}:{PACKAGES}"},
+                     "FOLDER": str(self.folder),
+                     "PYTHONPATH": f"{QUICK}:{ROOT / 'sdk'}:{PACKAGES}"},
             )  # fmt: skip
 
     def kill(self):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.servers.nursery import NURSERY, Child
+from tests.servers.nursery import NURSERY, QUICK, Child
 
 from holdfast.cli.arguments import parse
 from holdfast.embedded import StackRequest, ensure_stack, stop_stack
@@ -31,15 +31,16 @@ from holdfast.errors import NotFoundError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(__file__).with_name("trainer.py")
+PLAIN = f"{ROOT / 'sdk'}:{ROOT / 'services'}"
+"""``PYTHONPATH`` for processes that have torch as users have it."""
 READY_S_MAX = 60.0
 END_S_MAX = 30.0
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Return a clean environment that finds both packages."""
+    """Return a clean environment that finds both packages, and torch at a third of its price."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
-    paths = (str(ROOT / "sdk"), str(ROOT / "services"))
-    return {**clean, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **extra}
+    return {**clean, "PYTHONPATH": f"{QUICK}:{PLAIN}", "OMP_NUM_THREADS": "1", **extra}
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = READY_S_MAX) -> Any:

@@ -16,7 +16,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
+from tests.e2e.stack import (
+    PLAIN,
+    TRAINER,
+    environment,
+    free_port,
+    processes,
+    running_stack,
+    until,
+)
 from tests.e2e.three_generations import check_three_generations
 
 from holdfast import locks
@@ -167,6 +175,7 @@ def test_metadata_and_an_agent_restart_and_nobody_stops(stack, launch):
 
 
 def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
+    """Its ranks import all of torch and take it apart at the end, as those of users do."""
     home = Path(tempfile.mkdtemp(prefix="hf-"))
     command = [
         sys.executable, "-m", "holdfast.cli.main", "run", "--standalone", "--nproc-per-node", "2",
@@ -174,7 +183,7 @@ def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
         "--steps", STEPS, "--wait", "local",
     ]  # fmt: skip
     log = tmp_path / "log"
-    env = environment(HOLDFAST_HOME=str(home), LAUNCH=str(home))
+    env = environment(HOLDFAST_HOME=str(home), LAUNCH=str(home), PYTHONPATH=PLAIN)
     try:
         with log.open("wb") as out:
             launcher = subprocess.Popen(

@@ -4,8 +4,8 @@
 thread and no gRPC object, so that it may fork; a rank is a process of its own, with the
 environment, arguments and exit code of one that was started from nothing. At its end it waits for
 its threads and runs what is registered for exits, but does not take all of torch apart, which
-costs twice what the rank did; ``test_docs`` and ``test_torchrun`` have ranks that do. When its
-input ends, the nursery kills its ranks.
+costs twice what the rank did; ``test_run`` has ranks that do. When its input ends, the nursery
+kills its ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
+QUICK = Path(__file__).with_name("quick")
+"""First in ``PYTHONPATH`` it makes torch cheap for processes that are started from nothing."""
 POLL_S = 0.02
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.integration.convert import made
+from tests.servers.nursery import QUICK
 from torch import nn
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -129,7 +130,7 @@ def script(text: str, *arguments: object) -> str:
     """Run Python in a process of its own and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(SDK), "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "PYTHONPATH": f"{QUICK}:{SDK}", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         check=False,

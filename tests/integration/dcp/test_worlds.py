@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.dcp import ranks
-from tests.servers.nursery import NURSERY
+from tests.servers.nursery import NURSERY, QUICK
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
@@ -42,7 +42,9 @@ def saved(tmp_path_factory):
 def test_a_process_of_torchs_own_saves(tmp_path):
     """F7: the writer is pickled to it, and nothing that it learns there comes back."""
     script = Path(__file__).parent / "ranks.py"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "MASTER_ADDR": "127.0.0.1"}
+    environ = {
+        **os.environ, "PYTHONPATH": f"{QUICK}:{ROOT / 'sdk'}", "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
     started = [
         subprocess.Popen(
             [sys.executable, script, "process", tmp_path, str(rank), "2"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.servers.nursery import QUICK
 
 import holdfast
 from holdfast.cli.main import main as holdfast_main
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.timeout(900)  # many engines in a row
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("deepspeed")
-    env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(base / "extensions")}
+    env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(base / "extensions"),
+           "PYTHONPATH": f"{QUICK}:{HERE.parents[2] / 'sdk'}"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(HERE / "scenarios.py"), str(base)],
         env=env, capture_output=True, text=True, timeout=800, check=False,

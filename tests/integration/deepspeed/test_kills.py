@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.servers.nursery import QUICK
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 def test_what_latest_names_loads_bit_for_bit_after_a_rank_was_killed(tmp_path):
     """With the ranks that saved and with more; what was saved before counts until the new is."""
     env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
-           "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}  # fmt: skip
+           "PYTHONPATH": f"{QUICK}:{ROOT}:{ROOT / 'sdk'}"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(HERE / "kills.py"), str(tmp_path)],
         env=env, capture_output=True, text=True, timeout=800, check=False,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+from tests.servers.nursery import QUICK
 
 from holdfast import locks
 from holdfast.core.retry import bounded
@@ -174,7 +175,7 @@ class Cluster:
                 env={
                     **os.environ, "HOLDFAST_AGENT": str(self.agents[node].socket), "NODE": node,
                     "FOLDER": str(self.folder),
-                    "PYTHONPATH": f"{ROOT / 'sdk'}:{self.folder}:{PACKAGES}",
+                    "PYTHONPATH": f"{QUICK}:{ROOT / 'sdk'}:{self.folder}:{PACKAGES}",
                 },
             )  # fmt: skip
         self.launchers.append(process)
