@@ -152,12 +152,12 @@ class ElasticSampler(DistributedSampler[int]):
         Raises:
             InvalidRequestError: it was saved inside an epoch of another order; says how it differs.
         """
-        live, order = bool(state["live"]), Order(**state["order"])
-        if live:
+        live, index, order = bool(state["live"]), int(state["index"]), Order(**state["order"])
+        if live or index:  # not live either, if it was loaded itself and its rest not yet begun
             check_order(order, order_of(self))
         self.epoch = order.epoch
         self._begun = bool(state["begun"]) and not live
-        self._place = _Place(next_begin=int(state["index"]))
+        self._place = _Place(next_begin=index)
 
 
 def rest_of(sampler: DistributedSampler[int], epoch: int, begin: int) -> ElasticSampler:

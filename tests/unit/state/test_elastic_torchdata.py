@@ -12,6 +12,7 @@ from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import ElasticSampler
+from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
 
 pytestmark = [
@@ -79,3 +80,21 @@ def test_a_pipeline_of_nodes_is_saved_as_it_is():
     text = capture.live(capture.survey()).text
 
     assert b'"index":4' in text.replace(b" ", b"")
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_an_epoch_that_was_begun_is_refused_in_another_order_however_often_it_was_loaded(kills):
+    """Killed again before it has begun it is no longer live, and its place still is one of then."""
+    first = ElasticSampler(range(SIZE), 2, 0, seed=3)
+    next(iter(first))
+    saved = first.state_dict()
+    for _ in range(kills - 1):
+        again = ElasticSampler(range(SIZE), 2, 0, seed=3)
+        again.load_state_dict(saved)
+        saved = again.state_dict()
+
+    for other, what in [(ElasticSampler(range(SIZE), 2, 0, seed=4), "seed=4 now"),
+                        (ElasticSampler(range(9), 2, 0, seed=3), "has 9 now")]:  # fmt: skip
+        with pytest.raises(InvalidRequestError, match=what):
+            other.load_state_dict(saved)
+        assert len(list(other)) == len(other), "it was left as it was"
