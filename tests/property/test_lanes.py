@@ -66,6 +66,12 @@ def test_each_sample_is_read_once_whatever_ranks_workers_and_batches(lengths, de
         deal = replace(made, ranges=left)
         of_ranks = [batches(deal, rank) for rank in range(deal.ranks)]
         assert {len(of_rank) for of_rank in of_ranks} == {deal.batches()}
+        assert {deal.batches(rank) for rank in range(deal.ranks)} == {deal.batches()}
+        assert {deal.count(rank) for rank in range(deal.ranks)} == {sum(map(len, of_ranks[0]))}
+        ends = [of_rank[-1][-1] for of_rank in of_ranks if of_rank]
+        first = samples(left) * deal.ranks
+        over = deal.length % deal.ranks
+        assert not over or ends[over:] == first[: deal.ranks - over], "the first ones come again"
         seen += [one for of_rank in of_ranks for batch in of_rank[:steps] for one in batch]
         left = deal.rest(min(steps, deal.batches()))
         if not left:
@@ -95,7 +101,7 @@ def test_what_is_left_is_read_as_it_would_have_been_by_as_many_readers(
         expected = batches(deal, rank)
         assert tail is Tail.UNEVEN or len(expected) == deal.batches()
         if given_ >= deal.batches():
-            assert batches(rest, rank) == []
+            assert not rest.ranges, "what an epoch has left out is not dealt out to others"
         else:
             *alike, last = expected[given_:] or [[]]
             assert batches(rest, rank)[: len(alike)] == alike

@@ -82,8 +82,7 @@ class LaneDeal:
         for turn in range(workers):
             worker = (given + turn) % workers
             begin, end = self._places(rank, worker)
-            taken = -(-max(0, given - worker) // workers) * size
-            yield min(begin + taken, end), end
+            yield begin - (worker - given) // workers * size, end  # nothing, if that is behind it
 
     def _piece(self, rank: int) -> tuple[int, int]:
         """Return where a rank's piece begins and ends."""
@@ -111,8 +110,7 @@ class LaneDeal:
         size, workers = self.batching.batch_size, self.batching.workers
         batches = -(-self.count(rank) // size)
         sizes = [len(range(one, batches, workers)) * size for one in range(workers)]
-        if batches:
-            sizes[self._last_worker(rank)] -= batches * size - (end - begin)
+        sizes[self._last_worker(rank)] -= batches * size - (end - begin)
         ends = list(accumulate(sizes, initial=begin))
         return ends[worker], ends[worker + 1]
 
