@@ -23,7 +23,10 @@ from tests.e2e.stack import (
     until,
 )
 
+from holdfast.embedded import stop_stack
+from holdfast.errors import NotFoundError
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.supervisor.layout import erase
 
 ASK = """
 import os
@@ -58,7 +61,9 @@ def home(tmp_path_factory):
     """A HOME where nothing runs yet; whatever was started there is stopped."""
     folder = tmp_path_factory.mktemp("home")
     yield folder
-    cli("down", "--yes", "--dir", str(folder))
+    with contextlib.suppress(NotFoundError):
+        stop_stack(folder)
+    erase(folder)
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:

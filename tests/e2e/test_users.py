@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.stack import environment, running_stack, until
-from tests.e2e.test_bit_identity import final
+from tests.e2e.test_bit_identity import final, restored
+from tests.e2e.test_durable import store_of
+from tests.e2e.test_faults import levels
+from tests.e2e.test_faults import steps_of as steps_in
 
 PAIR, START, DECIDE = (
     Path(__file__).with_name(name) for name in ("pair.py", "start.py", "decide.py")
@@ -176,3 +179,48 @@ def test_what_saves_and_a_restore_cost_is_shown_with_the_job(stack):
     assert not restored & first.keys()
     assert saved | restored <= second.keys()
     assert first["save_bytes"] == second["save_bytes"] == second["restored_bytes"]
+
+
+def test_a_finished_job_is_removed_everywhere_and_its_name_starts_fresh(stack, job):
+    """F92: neither job nor stack goes while ranks train; the summary comes before the question."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    run = ("--job", job, "--persist", "5", "--replicas", "1")
+    ranks = stack.ranks(*run, "--steps", "400", "--pause-s", "0.1", **places)
+    ranks.until_step(6)
+    for command in (("rm", job, "--yes"), ("down",)):
+        refused = stack.holdfast(*command, check=False)
+        assert refused.returncode == 1, refused.stdout
+        assert "train" in refused.stderr
+    until(lambda: objects(stack, job), "something durable")
+    ranks.kill()
+    ranks.wait()
+    until(lambda: not stack.rest(f"jobs/{job}")["running"], "the end of the job")
+    refused = stack.holdfast("rm", job, check=False)
+    assert "in the object store" in refused.stderr
+    assert "say --yes" in refused.stderr
+    assert segments(stack, job)
+    # What a worker puts into the store after the removal waits there for the next sweep.
+    until(lambda: not draining(stack, job), "nothing on its way to the store")
+
+    stack.holdfast("rm", job, "--yes")
+
+    until(lambda: not segments(stack, job), "slots freed")
+    until(lambda: not objects(stack, job), "objects deleted")
+    assert job not in {one["job"] for one in stack.rest("jobs")}
+    [again, _] = stack.ranks(*run, "--steps", "3", **places).succeed()
+    assert restored(again) == 0
+
+
+def segments(stack, job):
+    """Return the steps of a job that lie in memory, one for each node."""
+    return [step for index in (0, 1) for step in steps_in(stack.arena(index), job)]
+
+
+def objects(stack, job):
+    """Return what of a job is in the object store."""
+    return list(store_of(stack).glob(f"{job}/**/*.json"))
+
+
+def draining(stack, job):
+    """Return the checkpoints of a job that are on their way to the store."""
+    return [row for row in levels(stack, job).values() if row["draining"]]
