@@ -18,7 +18,8 @@ from tests.e2e.in_peace import SCRIPT, bits_in_peace
 from tests.e2e.stack import running_stack, until
 from tests.e2e.test_run import END_S_MAX, Launch
 
-STEPS = 400
+STEPS, STEP_S = 150, "0.2"
+"""Half a minute, if nobody hurries them: nodes come and go sooner, and each step is saved."""
 SEEDS = [int(seed) for seed in os.environ.get("HOLDFAST_TEST_SEEDS", "3").split(",")]
 TURNS = 1
 STRIKE_S_MAX = 3.0
@@ -42,7 +43,7 @@ class Elastic(Launch):
         return [
             sys.executable, "-m", "holdfast.cli.main", "run", "--nnodes", "1:2", "--job", self.job,
             "--shrink-after", "0", *options, str(SCRIPT), "--job", self.job, "--steps", str(STEPS),
-            "--save", self.save, "--go", str(self.go),
+            "--save", self.save, "--go", str(self.go), "--step-s", STEP_S,
         ]  # fmt: skip
 
     def until_done(self, node, count):
