@@ -81,6 +81,7 @@ STILL_COUNT = 8
 @contextmanager
 def without_metadata(stack: Stack):
     """Kill metadata and keep the supervisor from bringing it back meanwhile."""
+    until(lambda: answers(stack), "metadata, which may have been away a moment ago")
     supervisor = stack.pid("holdfast_services.supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     try:
