@@ -33,8 +33,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Few and quick ones: each part that calls a library of others.
 NEED_TORCH := $(addprefix tests/unit/,core/test_ids.py core/test_model_sizes.py format/test_segment.py bucket/test_holding.py)
-PINS_TESTS := $(addprefix tests/unit/,core format metadata agent persistence supervisor bucket) \
-	tests/contract tests/integration/rpc \
+PINS_TESTS := $(addprefix tests/unit/,format persistence bucket) \
+	$(addprefix tests/unit/metadata/test_dashboard_,pages.py views.py) \
+	$(addprefix tests/unit/agent/test_,isal.py reporter.py service.py shell.py summing.py unchanged_parts.py) \
+	$(addprefix tests/contract/test_,codec.py object_store.py object_store_uploads.py queue.py queue_faults.py status.py transport.py) \
+	tests/integration/rpc \
 	$(addprefix tests/integration/metadata/test_,users.py rest_users.py rest_edges.py process.py) \
 	$(addprefix tests/integration/objectstore/test_,direct.py s3_access.py) \
 	$(addprefix --ignore ,$(NEED_TORCH)) -k "not ceph"
