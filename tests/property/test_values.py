@@ -192,9 +192,14 @@ def test_what_would_come_back_as_something_else_is_refused_by_name(tmp_path):
         ["<U0", [-1], ""], ["<f4", [-1, -1], "AAAAAA=="], ["<f4", [1], ""], ["<f4", None, ""],
         ["<i4,<f4", [1], "AAAAAAAAAAA="], ["O,O", [0], ""], [5, [1], ""], ["<f4", [0.5], ""],
         ["<f4", "ab", ""], ["<U1", None, "////fw=="],
+        ["<f4", [1], "AAAAAAAAAAA="], ["<f4", None, "AAAAAAAAAAA="],
+        ["(2,)<i4", [1], "AAAAAAAAAAA="],
     ],
 )  # fmt: skip
 def test_a_malformed_array_is_refused_before_numpy_sees_it(body):
-    """P9: an array of objects made from bytes, or with a negative dim, ends the process."""
+    """P9: an array of objects made from bytes, or with a negative dim, ends the process.
+
+    More bytes than the shape takes, or items that have a shape, would be another array in silence.
+    """
     with pytest.raises(ManifestError, match="numpy"):
         decode({"$numpy": body}, leaf=str, numpy=make_numpy)

@@ -225,7 +225,7 @@ def _picked(order: Sequence[int] | torch.Tensor, places: range, length: int) -> 
         raise InvalidRequestError(
             f"order() gave {len(order)} samples, and the data set has {length}: give as many"
         )
-    inside = order[places.start : min(places.stop, length) : places.step]
+    inside = order[places.start : places.stop : places.step]
     picked = inside.tolist() if isinstance(inside, torch.Tensor) else list(inside)
     return picked + [int(order[at % length]) for at in places[len(picked) :]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, TypeAlias
@@ -147,12 +147,10 @@ def _merge_dict(
 
 
 def _same_container(target: object, saved: object) -> bool:
-    if isinstance(target, defaultdict | deque) and type(target) is type(saved):
-        return all(
-            getattr(target, name, None) == getattr(saved, name, None)
-            for name in ("default_factory", "maxlen")
-        )
-    return type(target) is type(saved)
+    return type(target) is type(saved) and all(
+        getattr(target, name, None) == getattr(saved, name, None)
+        for name in ("default_factory", "maxlen")
+    )
 
 
 def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:

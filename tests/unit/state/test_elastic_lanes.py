@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.state.attempts import SIZE, Make, inside, of_world, shared, train
+from tests.unit.state.attempts import SIZE, Make, inside, of_world, shared, train, worlds
 from tests.unit.state.setups import Stream
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import ElasticIterable, ResumableLoader
 from holdfast.errors import InvalidRequestError, ManifestError, PreconditionError
+from holdfast.state.capture import Capture
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11
@@ -128,6 +129,8 @@ def test_lanes_of_other_lengths_are_refused_and_so_is_a_lane_that_ends_early():
     for lengths in (5, ["3"], [float("inf")], [None]):
         with pytest.raises(InvalidRequestError, match="lengths= has the number of samples of each"):
             Lines(lengths)
+    with pytest.raises(InvalidRequestError, match="choose one"):
+        Lines(LENGTHS, drop_last=True, even=False)
 
     class Short(Lines):
         def lane(self, number: int, start: int, stop: int) -> Iterator[tuple[int, float]]:
@@ -175,9 +178,57 @@ def test_what_reads_the_data_set_beside_its_loader_has_a_whole_epoch(workers):
     data = Lines(LENGTHS, 1, 0)
     loader = of_world(DataLoader(data, 5, num_workers=workers), (0, 1))
     loader.load_state_dict(saved)
-    left = sum(len(numbers) for numbers, _ in loader)
+    iterator = iter(loader)
+    at_once = len(list(data))
+    left = sum(len(numbers) for numbers, _ in iterator)
 
-    assert (left, len(list(data))) == (SIZE - 4, SIZE)
+    assert (at_once, left, len(list(data))) == (SIZE, SIZE - 4, SIZE)
+
+
+def of_two(rank: int, size: int | None = 1, ranks: int = 2, **more: Any) -> ResumableLoader:
+    return of_world(DataLoader(Lines((5,), ranks, rank, **more), size), (rank, ranks))
+
+
+def numbers_of(loader: Any) -> list[int]:
+    return [int(number) for number, _ in loader]
+
+
+def test_lanes_whose_tail_is_another_now_are_dealt_out_anew_on_the_same_ranks():
+    """Drawn once more they would be other ones: rank 1 would read again what it had."""
+    saved = [inside(of_two(rank)) for rank in range(2)]  # samples 0 and 3
+    seen = [0, 3]
+    for rank in range(2):
+        loader = of_two(rank, drop_last=True)
+        loader.load_state_dict(saved[rank])
+        seen += numbers_of(loader)
+
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_lanes_of_which_ranks_had_used_unequally_much_are_refused_by_other_ranks(tmp_path):
+    """What is left is not what either of them says."""
+    captures, held = [], []
+    for rank in range(2):
+        loader = of_two(rank)
+        held.append(iter(loader))
+        for _ in range(1 + rank):
+            next(held[-1])
+        captures.append(Capture({"loader": loader}, rank=rank, world_size=2))
+    with (
+        worlds.save_all(tmp_path, captures) as saved,
+        pytest.raises(InvalidRequestError, match=r"rank 0 had used 2 samples .* rank 1 4 samples"),
+    ):
+        Capture({"loader": of_two(0, ranks=3)}, rank=0, world_size=3).load(saved, step=1)
+
+
+def test_lanes_that_are_not_made_into_batches_are_dealt_out_too():
+    saved, seen = inside(of_two(0, None)), [0, 3]
+    for rank in range(3):
+        loader = of_two(rank, None, ranks=3)
+        loader.load_state_dict(saved)
+        seen += numbers_of(loader)
+
+    assert sorted(seen) == list(range(5))
 
 
 def test_lanes_that_are_mixed_by_an_iter_of_their_own_are_told(caplog):

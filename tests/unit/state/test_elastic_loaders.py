@@ -277,5 +277,58 @@ def test_without_a_process_group_it_is_for_one_rank_or_refuses(monkeypatch):
         ElasticSampler(range(3))
     with pytest.raises(InvalidRequestError, match="rank=2 is none of num_replicas=2"):
         ElasticSampler(range(3), 2, 2)
+    with pytest.raises(InvalidRequestError, match="rank=-1 is none of num_replicas=2"):
+        ElasticSampler(range(3), 2, -1)
     with pytest.raises(InvalidRequestError, match="choose one"):
         ElasticSampler(range(3), 2, 1, drop_last=True, even=False)
+
+
+def test_with_a_process_group_what_is_not_given_is_as_that_says(world):
+    """Else two ranks would both be rank 0 of one, and read every sample twice."""
+    world(1, 3)
+    for given, taken in [
+        ((None, None), (3, 1)),
+        ((None, 2), (3, 2)),
+        ((5, None), (5, 1)),
+        ((2, 0), (2, 0)),
+    ]:
+        sampler = ElasticSampler(range(SIZE), *given)
+        assert (sampler.num_replicas, sampler.rank) == taken
+
+    loader = ResumableLoader(DataLoader(range(SIZE), sampler=ElasticSampler(range(SIZE))))
+    assert inside(loader)["world"] == [1, 3], "also of a loader that is in no capture"
+
+
+@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
+def test_an_order_of_ones_own_of_other_than_all_samples_is_refused(size):
+    """Ranks would share another number than they say: some samples never come, or twice."""
+
+    class Filtered(ElasticSampler):
+        def order(self, epoch: int) -> range:
+            return range(size)
+
+    with pytest.raises(InvalidRequestError, match=rf"order\(\) gave {size} samples.*has {SIZE}"):
+        list(Filtered(range(SIZE), 2, 0))
+
+
+def test_an_order_of_another_class_is_refused_and_both_are_named():
+    """The one that has no class of its own is torch's."""
+    own, torchs = Weighted(range(SIZE), 2, 0), ElasticSampler(range(SIZE), 2, 0)
+    for sampler, other, named in [(own, torchs, ("Weighted", "torch")),
+                                  (torchs, own, ("torch", "Weighted"))]:  # fmt: skip
+        next(iter(sampler))
+        text = "with the order of {}, but has the order of {} now".format(*named)
+        with pytest.raises(InvalidRequestError, match=text):
+            other.load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_sampler_that_was_saved_between_passes_goes_on_with_the_next_one(passes):
+    """Else the first epoch, or the one after the last, would be left out or come twice."""
+    sampler, again = ElasticSampler(range(SIZE)), ElasticSampler(range(SIZE))
+    for _ in range(passes):
+        list(sampler)
+    again.load_state_dict(sampler.state_dict())
+
+    assert list(again) == list(sampler)
+    assert again.epoch == passes

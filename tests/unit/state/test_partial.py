@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,6 +42,32 @@ def test_an_object_stays_where_the_checkpoint_has_a_plain_value(tmp_path):
     assert here["average"] is average
     assert here["nested"]["average"] is average
     assert {"average"} <= set(found.missing)
+
+
+def test_a_plain_value_stays_where_the_checkpoint_has_an_object(tmp_path):
+    """X6: an averaged model became a decay rate; nothing stands for the model in its place."""
+    model, _ = trained()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    here = {"model": model, "nested": {"average": 0.9}, "all": [0.8, 1]}
+
+    through(
+        tmp_path,
+        {"model": model, "nested": {"average": average}, "all": [average, 2]},
+        here,
+        strict=False,
+    )
+
+    assert here == {"model": model, "nested": {"average": 0.9}, "all": [0.8, 2]}
+
+
+def test_a_tensor_takes_the_place_of_a_number_and_a_number_that_of_a_tensor(tmp_path):
+    """A best loss that was a float and is a tensor now: what was saved comes back as it was."""
+    here = {"best": torch.zeros(2), "worst": 7}
+
+    through(tmp_path, {"best": 0.5, "worst": torch.ones(2)}, here)
+
+    assert here["best"] == 0.5
+    assert torch.equal(here["worst"], torch.ones(2))
 
 
 def test_objects_of_a_longer_list_stay_and_those_of_a_shorter_one_leave_no_hole(tmp_path):
@@ -143,9 +170,10 @@ def test_keys_that_make_the_same_name_are_not_taken_for_each_other(tmp_path, val
     assert torch.equal(before, mine.weight if isinstance(mine, nn.Module) else mine)
 
 
-def test_plain_values_under_such_keys_stay_apart(tmp_path):
-    here = {"x": {"0": [1.5]}}
+@pytest.mark.parametrize("value", [float, np.float64])
+def test_plain_values_under_such_keys_stay_apart(tmp_path, value):
+    here = {"x": {"0": [value(1.5)]}}
 
-    through(tmp_path, {"x": {0: [2.5]}}, here, strict=False)
+    through(tmp_path, {"x": {0: [value(2.5)]}}, here, strict=False)
 
     assert here == {"x": {0: [2.5], "0": [1.5]}}
