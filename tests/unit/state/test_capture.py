@@ -323,6 +323,7 @@ def test_empty_numpy_texts_and_sizes_are_restored(tmp_path):
     worlds.there_and_back(tmp_path, {"x": saved}, target)
 
     assert repr(saved) == repr(target["x"])
+    assert bytes(target["x"][-2]) == b"a\0"  # neither its repr nor == tells
     target["x"][-1].resize(5)  # which NumPy refuses where memory is another one's
 
 

@@ -11,7 +11,13 @@ import pytest
 import torch
 from tests.unit.state.attempts import SIZE, Make, inside, of_world, shared, train, worlds
 from tests.unit.state.setups import Lazy, Stream
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -297,6 +303,56 @@ def test_with_a_process_group_what_is_not_given_is_as_that_says(world):
 
     loader = ResumableLoader(DataLoader(range(SIZE), sampler=ElasticSampler(range(SIZE))))
     assert inside(loader)["world"] == [1, 3], "also of a loader that is in no capture"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"replacement": True}, {"generator": torch.Generator()}],
+    ids=["with replacement", "by a generator of its own"],
+)
+def test_an_order_that_only_a_sampler_knows_is_not_dealt_out_in_batches_of_another_size(more):
+    """As a permutation of the global seed it would be another one: samples never come, or twice."""
+
+    def make(batch_size: int) -> ResumableLoader:
+        sampler = RandomSampler(range(SIZE), **more)
+        return of_world(DataLoader(range(SIZE), batch_size, sampler=sampler), (0, 1))
+
+    with pytest.raises(InvalidRequestError, match="batch_size=2, but has batch_size=3 now"):
+        make(3).load_state_dict(inside(make(2)))
+
+
+def test_a_permutation_is_known_where_workers_have_a_generator_of_their_own():
+    """Then making the iterator draws nothing from the stream of the permutation."""
+
+    def make(batch_size: int) -> ResumableLoader:
+        loader = DataLoader(
+            range(SIZE),
+            batch_size,
+            sampler=RandomSampler(range(SIZE)),
+            num_workers=1,
+            generator=torch.Generator(),
+        )
+        return of_world(loader, (0, 1))
+
+    first, then = make(2), make(5)
+    iterator = iter(first)
+    seen = next(iterator).tolist()
+    then.load_state_dict(first.state_dict())
+    del iterator
+
+    assert sorted(seen + [sample for batch in then for sample in batch.tolist()]) == [*range(SIZE)]
+
+
+@pytest.mark.parametrize(("workers", "epoch"), [(0, 7), (1, 0)])
+def test_an_epoch_that_is_set_beside_an_iterator_is_of_those_that_ask_later(workers, epoch):
+    """Workers are asked at once, else the first batch asks: what is saved says which it was."""
+    sampler = ElasticSampler(range(SIZE), 2, 0)
+    loader = of_world(DataLoader(range(SIZE), sampler=sampler, num_workers=workers), (0, 2))
+    iterator = iter(loader)
+    sampler.set_epoch(7)
+    next(iterator)
+
+    assert loader.state_dict()["dealt"]["order"]["epoch"] == epoch
 
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])

@@ -60,6 +60,18 @@ def test_a_plain_value_stays_where_the_checkpoint_has_an_object(tmp_path):
     assert here == {"model": model, "nested": {"average": 0.9}, "all": [0.8, 2]}
 
 
+def test_plain_values_that_only_one_side_has_are_told(tmp_path):
+    """X6: of what was not restored the script hears, or else trains on with it."""
+    here = {"both": 0, "here": 2}
+
+    found = through(tmp_path, {"both": 1, "there": 3}, here, strict=False)
+
+    assert here == {"both": 1, "here": 2}
+    assert (found.missing, found.unexpected) == (("here",), ("there",))
+    assert holdfast.load(tmp_path / "one", here).missing == ()
+    assert here == {"both": 1, "here": 2, "there": 3}
+
+
 def test_a_tensor_takes_the_place_of_a_number_and_a_number_that_of_a_tensor(tmp_path):
     """A best loss that was a float and is a tensor now: what was saved comes back as it was."""
     here = {"best": torch.zeros(2), "worst": 7}
