@@ -173,3 +173,20 @@ def test_a_seed_that_is_no_number_is_refused_by_name(lanes):
     """Else it fails in the first pass, in the middle of a sum, or in a digest that all share."""
     with pytest.raises(InvalidRequestError, match="seed='x' is no whole number"):
         of_rank(0, lanes=lanes, seed="x")
+
+
+def test_what_ranks_had_ended_is_nothing_to_a_sampler_that_says_nothing_of_its_epochs():
+    """Between epochs the sampler may become another one, also one that is not dealt out."""
+
+    class Own(ElasticSampler):
+        def __iter__(self) -> Iterator[int]:
+            return super().__iter__()
+
+    loader = of_rank(1)
+    given(loader, 0)
+    sampler = Own(range(SIZE), RANKS, 1, even=False)
+    other = ResumableLoader(DataLoader(range(SIZE), sampler=sampler))
+    other.bind(LoaderClock((1, RANKS)))
+    other.load_state_dict(loader.state_dict())
+
+    assert len(list(other)) == 2
