@@ -50,6 +50,7 @@ def cluster_address():
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray makes one in the home
         patch.setenv("RAY_worker_niceness", "0")  # 15, which beside other tests is minutes
         patch.delenv("RAY_ADDRESS", raising=False)
+        on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in the place
         context = ray.init(
             num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=STORE_BYTES,
             _node_ip_address="127.0.0.1", _temp_dir=folder, namespace=NAMESPACE,
@@ -59,6 +60,7 @@ def cluster_address():
             yield context.address_info["address"]
         finally:
             ray.shutdown()
+            signal.signal(signal.SIGTERM, on_sigterm)
             os.environ.pop("RAY_AUTH_MODE", None)  # which it has set
             shutil.rmtree(folder, ignore_errors=True)
 

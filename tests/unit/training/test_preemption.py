@@ -44,9 +44,15 @@ def test_handlers_put_back_first_are_still_chained_to():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_without_a_previous_handler_the_exit_code_is_143():
+@pytest.fixture
+def no_handler():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_without_a_previous_handler_the_exit_code_is_143(no_handler):
     """F24"""
-    before = signal.getsignal(signal.SIGTERM)
     preemption = Preemption({signal.SIGTERM}, grace_s=60)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -54,7 +60,7 @@ def test_without_a_previous_handler_the_exit_code_is_143():
         preemption.finish()
 
     assert ended.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_forked_child_dies_of_the_signal_as_if_we_were_not_here():
@@ -156,9 +162,8 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert run_script(script) == 0
 
 
-def test_all_checkpointers_of_a_process_hear_of_a_signal_and_the_last_one_ends_it():
+def test_all_checkpointers_of_a_process_hear_of_a_signal_and_the_last_one_ends_it(no_handler):
     """One handler per process: who has saved waits for the others, within the grace period."""
-    before = signal.getsignal(signal.SIGTERM)
     first, second = (Preemption({signal.SIGTERM}, grace_s=60) for _ in range(2))
     signal.raise_signal(signal.SIGTERM)
     assert first.asked
@@ -170,12 +175,12 @@ def test_all_checkpointers_of_a_process_hear_of_a_signal_and_the_last_one_ends_i
     assert not first.waits_for_others
 
     second.uninstall()
-    assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     with pytest.raises(SystemExit) as ended:
         first.finish()
 
     assert ended.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_handler_put_over_ours_may_call_ours():
