@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.harness import Record
-from tests.e2e.stack import free_port
+from tests.servers.processes import free_port
 
 from holdfast.goodput.fit import Measured, fit
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.harness import Record, faster
-from tests.e2e.stack import Stack, environment, free_port, running_stack
+from tests.e2e.stack import Stack, environment, running_stack
+from tests.servers.processes import free_port
 
 NAMES = ("recover/rank", "recover/node")
 RUNS = 5

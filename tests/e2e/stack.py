@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.nursery import NURSERY, QUICK, Child
+from tests.servers.processes import free_port
 
 from holdfast.cli.arguments import parse
 from holdfast.embedded import StackRequest, ensure_stack, stop_stack
@@ -52,13 +53,6 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = READY_S_MA
             return value
         time.sleep(max(0.05, 4 * (time.monotonic() - began)))  # who is tested needs the machine
     raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def processes(*words: str) -> list[int]:

@@ -18,9 +18,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.e2e.stack import ROOT, TRAINER, free_port, running_stack, until
+from tests.e2e.stack import ROOT, TRAINER, running_stack, until
 from tests.e2e.test_bit_identity import finals
 from tests.servers.docker import PYTHON, Engine, run, running_docker
+from tests.servers.processes import free_port
 from tests.servers.s3 import S3Server
 
 FILES = (ROOT / "docker-compose.yml", ROOT / "tests/compose/override.yml")

@@ -2,20 +2,18 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.servers.processes import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed_zero.py"
 
 
 def start(folder, size, stage, steps):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, str(EXAMPLE), f"--stage={stage}", f"--steps={steps}",

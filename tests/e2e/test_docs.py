@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import ROOT, Trainer, environment, free_port, running_stack, until
+from tests.e2e.stack import ROOT, Trainer, environment, running_stack, until
 from tests.servers.nursery import NURSERY
+from tests.servers.processes import free_port
 
 RUN_S_MAX = 240
 TYPED_S_MAX = 480

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,6 @@ from tests.e2e.stack import (
     PLAIN,
     TRAINER,
     environment,
-    free_port,
     processes,
     running_stack,
     until,
@@ -45,7 +45,7 @@ class Launch:
     """A launcher for each of two nodes."""
 
     def __init__(self, stack, folder):
-        self.job = f"run{free_port()}"
+        self.job = f"run{secrets.randbelow(1 << 32)}"
         self._stack = stack
         self._folder = folder
         self.launchers = {}

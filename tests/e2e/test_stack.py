@@ -17,11 +17,11 @@ from tests.e2e.stack import (
     SharedStack,
     Stack,
     environment,
-    free_port,
     processes,
     running_stack,
     until,
 )
+from tests.servers.processes import free_port
 
 from holdfast.embedded import stop_stack
 from holdfast.errors import NotFoundError

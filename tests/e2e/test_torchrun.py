@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
+from tests.e2e.stack import TRAINER, environment, processes, running_stack, until
 from tests.e2e.three_generations import check_three_generations
+from tests.servers.processes import free_port
 
 STEPS = "30"
 END_S_MAX = 120
@@ -32,7 +34,7 @@ class Launch:
     """One torchrun for each of two nodes, with a rank each; the store is in that of node 0."""
 
     def __init__(self, stack, folder: Path) -> None:
-        self.job = f"rdzv{free_port()}"
+        self.job = f"rdzv{secrets.randbelow(1 << 32)}"
         self._stack = stack
         self._folder = folder
         self._endpoint = f"127.0.0.1:{free_port()}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 import subprocess
 import time
@@ -12,11 +14,18 @@ END_S_MAX = 30.0
 POLL_S = 0.02
 
 
+PORTS = range(10_000, 24_000)
+"""Below those that the kernel gives to whoever connects: one of these would be taken by the time
+that its server, whose imports take seconds, listens on it."""
+
+
 def free_port() -> int:
     """Return a port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        while True:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", secrets.choice(PORTS)))
+                return int(probe.getsockname()[1])
 
 
 class Children:

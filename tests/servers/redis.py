@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.servers.packages import install
+from tests.servers.processes import free_port
 
 START_S_MAX = 30.0
 CLOCK = """
@@ -56,9 +57,7 @@ class RedisServer:
         self._clock = folder / "clock"
         self._environ = {**os.environ, **(self._shim() if clock else {})}
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
 
     @property
     def url(self) -> str:

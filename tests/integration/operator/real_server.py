@@ -17,8 +17,9 @@ import urllib.request
 from pathlib import Path
 
 import yaml
-from tests.e2e.stack import free_port, until
+from tests.e2e.stack import until
 from tests.integration.operator.cluster import CORE, OURS, Objects
+from tests.servers.processes import free_port
 from tests.unit.operator.objects import manifests
 
 RIGHTS = "/apis/rbac.authorization.k8s.io/v1"

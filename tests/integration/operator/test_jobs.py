@@ -12,8 +12,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.e2e.stack import environment, free_port, running_stack, until
+from tests.e2e.stack import environment, running_stack, until
 from tests.integration.operator.cluster import CORE, Kubelet, api_server, node_of
+from tests.servers.processes import free_port
 
 from holdfast_services.operator.domain.names import FINALIZER
 
