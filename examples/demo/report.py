@@ -132,14 +132,16 @@ def recovery(kind: str, killed_at: float, journals: Journals, *, warm: bool) -> 
 
 
 def _attempt(journals: Journals, rank: int, killed_at: float) -> tuple[Event, ...]:
-    """Return what led to the first step after the kill: start, restoring, restored, step."""
+    """Return what led to the first step after the kill: start, restoring, restored, step.
+
+    In the order in which they were written: the process of a later attempt may have started before
+    that step, as a standby, and says so when it has become the rank.
+    """
     first_step = journals.new_step(rank, killed_at)
     assert first_step is not None, f"rank {rank} has not recovered"
-    before = [
-        [e for e in journals.of(rank, kind) if e["at"] <= first_step["at"]][-1]
-        for kind in ("start", "restoring", "restored")
-    ]
-    return (*before, first_step)
+    written = journals.by_rank[rank]
+    last = {e["event"]: e for e in written[: written.index(first_step)]}
+    return (*(last[kind] for kind in ("start", "restoring", "restored")), first_step)
 
 
 def differences(reference: Journals, journals: Journals, *, steps: int) -> list[str]:

@@ -10,7 +10,6 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
 from tests.e2e.stack import SharedStack, Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 from tests.e2e.test_faults import flip_a_byte, levels
@@ -25,17 +24,7 @@ UNTIL_12 = (
 AGAIN = ("--steps", "12", "--persist", "5", "--wait", "replicated")
 
 
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="4")
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="4")
 
 
 def durable(stack: Stack, job: str) -> list[int]:

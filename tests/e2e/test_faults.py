@@ -17,19 +17,7 @@ import pytest
 from tests.e2e.stack import Ranks, SharedStack, Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 
-
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="3")
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    """Two nodes, all of whose services are there; other tests had jobs of theirs there."""
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="3")
 
 
 def levels(stack: Stack, job: str) -> dict[int, dict]:

@@ -22,17 +22,7 @@ NAMED = {"HOLDFAST_ATTEMPT": "the second one"}
 TWELVE = ("--steps", "12")
 
 
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="60")
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="60")
 
 
 @contextmanager

@@ -7,23 +7,11 @@ import os
 import re
 import signal
 
-import pytest
 from tests.e2e.stack import SharedStack, until
 from tests.e2e.test_bit_identity import final, restored, told
 from tests.e2e.test_faults import segment_of
 
-
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=3, HOLDFAST_NODE_LEASE_S="3")
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=3, HOLDFAST_NODE_LEASE_S="3")
 
 
 def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack, job):

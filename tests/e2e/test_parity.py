@@ -7,7 +7,6 @@ import re
 import signal
 import time
 
-import pytest
 from tests.e2e.stack import SharedStack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 from tests.e2e.test_faults import levels, steps_of
@@ -15,17 +14,7 @@ from tests.e2e.test_faults import levels, steps_of
 WORLD = {"world_size": 4, "nodes": (0, 1, 2, 3)}
 
 
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=4, HOLDFAST_NODE_LEASE_S="3")
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=4, HOLDFAST_NODE_LEASE_S="3")
 
 
 def lose(stack, index: int) -> None:

@@ -35,18 +35,7 @@ print(agent_socket(os.environ, world_size=4, local_world_size=4))
 """
 
 
-@pytest.fixture(scope="module")
-def shared():
-    stack = SharedStack(nodes=2)
-    yield stack
-    stack.close()
-
-
-@pytest.fixture
-def stack(shared):
-    """Two nodes, all of whose services are there, and no job."""
-    with shared.lent() as running:
-        yield running
+STACK = SharedStack(nodes=2)
 
 
 @pytest.fixture
