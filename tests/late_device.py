@@ -57,7 +57,7 @@ class LateDevice:
 
     ``faults`` are what a real driver would not forgive; ``registered`` are the places of memory
     that it knows. ``refuse`` has ``register`` fail, ``fail_copy`` the copy after so many others,
-    ``lost`` everything from then on.
+    ``lost`` everything from then on. ``captures``: what training queues is captured in a graph.
     """
 
     def __init__(self, order: Order = "training first", *, length_bytes: int = 1 << 20) -> None:
@@ -67,6 +67,7 @@ class LateDevice:
         self.registered: dict[int, int] = {}
         self.refuse = ""
         self.lost = ""
+        self.captures = False
         self.fail_copy: tuple[int, Exception] | None = None
         self.copies_count = 0
         self._array = np.zeros(length_bytes, dtype=np.uint8)
@@ -83,6 +84,12 @@ class LateDevice:
 
     def of(self, tensor: torch.Tensor) -> LateDevice | None:
         return self if self._holds(tensor) else None
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def stand_aside(self) -> None:
+        """No call of another thread ends a capture here."""
 
     def current_stream(self) -> LateStream:
         self.check()

@@ -1,9 +1,11 @@
 """Runs a script with a pause after each optimizer step: ``paced.py SECONDS HURRY SCRIPT ...``.
 
 Without one once the file ``HURRY`` exists. The pace is even, as that of a training is: a step that
-all ranks are told to save is so many steps ahead as their pace says.
+all ranks are told to save is so many steps ahead as their pace says. After ``EVEN_COUNT`` steps it
+is a tenth of that: who is to be killed must not be done before, however late the others are.
 """
 
+import itertools
 import runpy
 import sys
 import time
@@ -11,10 +13,19 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+EVEN_COUNT = 20
+
 
 def main():
     pause_s, hurry = float(sys.argv[1]), Path(sys.argv[2])
-    register_optimizer_step_post_hook(lambda *_: hurry.exists() or time.sleep(pause_s))
+    steps = itertools.count(1)
+
+    def pause(*_: object) -> None:
+        factor = 1 if next(steps) <= EVEN_COUNT else 10
+        if not hurry.exists():
+            time.sleep(factor * pause_s)
+
+    register_optimizer_step_post_hook(pause)
     sys.argv = sys.argv[3:]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")

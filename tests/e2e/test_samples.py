@@ -29,6 +29,16 @@ def stack():
         yield running
 
 
+@pytest.fixture
+def launches():
+    """What a test has launched; it leaves none behind, also where it fails."""
+    launched = []
+    yield launched
+    for launch in launched:
+        launch.process.kill()
+        launch.process.wait()
+
+
 class Launch:
     """One ``holdfast run`` of the script, and what became of it."""
 
@@ -60,6 +70,14 @@ class Launch:
     def log(self):
         return self._log.read_text()
 
+    def until(self, condition, what):
+        """Wait as ``until`` does while it trains; what it said tells why not."""
+        try:
+            until(lambda: condition() or self.process.poll() is not None, what, END_S_MAX)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self.log}") from None
+        assert condition(), f"{what}: it ended with {self.process.poll()}: {self.log}"
+
     def has_begun(self):
         """Tell whether it has gone on where others were killed."""
         return GOES_ON.search(self.log) is not None
@@ -90,22 +108,21 @@ def digest(samples):
     ("auto", "worlds"), [(False, (3, 2, 4)), (True, (2, 3, 1))], ids=["checkpointer", "auto"]
 )
 def test_each_sample_of_each_epoch_is_seen_once_while_ranks_come_and_go(
-    stack, tmp_path, auto, worlds
+    stack, tmp_path, launches, auto, worlds
 ):
     """3, 2, 4 ranks with a Checkpointer; 2, 3, 1 of a script that knows nothing of it."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance, job = random.Random(seed), f"samples-{'auto' if auto else 'own'}"
-    launches = []
     for number, ranks in enumerate(worlds):
         if number + 1 == len(worlds):
             (tmp_path / "hurry").touch()  # nobody watches the last one
         launches.append(Launch(stack, tmp_path, job, ranks, number, auto=auto))
         if number + 1 < len(worlds):
             if number:
-                until(launches[-1].has_begun, "it goes on", END_S_MAX)
+                launches[-1].until(launches[-1].has_begun, "it goes on")
             safe = launches[-1].began_after()[0] + chance.randint(2, 14)
-            until(lambda: newest_step(stack, job) >= safe, f"step {safe}", END_S_MAX)  # noqa: B023
+            launches[-1].until(lambda: newest_step(stack, job) >= safe, f"step {safe}")  # noqa: B023
             launches[-1].kill()
     assert launches[-1].process.wait(END_S_MAX) == 0, launches[-1].log
 

@@ -24,11 +24,11 @@ LATE_CYCLES = 2_000_000_000
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(folder):
     made = []
 
     def start(device=None, **more):
-        training = LateTraining(tmp_path, device or SlowCuda(), **more)
+        training = LateTraining(folder, device or SlowCuda(), **more)
         made.append(training)
         return training
 
@@ -85,10 +85,10 @@ def test_another_stream_of_training_waits_too(train):
     assert [] == training.wrong(2)
 
 
-def test_a_slot_is_pinned_once_it_is_registered_and_no_more_after(tmp_path):
+def test_a_slot_is_pinned_once_it_is_registered_and_no_more_after(folder):
     device = SlowCuda()
-    lease = worlds.make_slot(tmp_path, "s1", 1 << 20)
-    buffer = SlotBuffer.open(tmp_path, lease)
+    lease = worlds.make_slot(folder, "s1", 1 << 20)
+    buffer = SlotBuffer.open(folder, lease)
     assert not buffer._bytes.is_pinned()
     buffer.register(device.device)
     buffer.register(device.device)
@@ -96,15 +96,15 @@ def test_a_slot_is_pinned_once_it_is_registered_and_no_more_after(tmp_path):
     view = buffer._bytes[4096:8192]
     assert view.is_pinned()
     buffer.drop()
-    again = SlotBuffer.open(tmp_path, worlds.make_slot(tmp_path, "s2", 1 << 20))
+    again = SlotBuffer.open(folder, worlds.make_slot(folder, "s2", 1 << 20))
     again.register(device.device)
     again.drop()
 
 
-def test_a_refusal_leaves_nothing_behind_for_training(tmp_path):
+def test_a_refusal_leaves_nothing_behind_for_training(folder):
     """The error of a failed call would be raised by the next kernel of its thread."""
     device = SlowCuda()
-    buffer = SlotBuffer.open(tmp_path, worlds.make_slot(tmp_path, "s1", 1 << 20))
+    buffer = SlotBuffer.open(folder, worlds.make_slot(folder, "s1", 1 << 20))
     buffer.register(device.device)
     with pytest.raises(RuntimeError, match="cudaHostRegister"):
         device.register(buffer._bytes)
@@ -164,7 +164,7 @@ def test_without_the_wait_of_training_wrong_bytes_are_saved(train, monkeypatch):
     assert saved.any(), "nothing shows that training waits for the copies"
 
 
-def test_a_model_that_moves_to_the_gpu_gets_another_plan(tmp_path):
+def test_a_model_that_moves_to_the_gpu_gets_another_plan(folder):
     """``Module.to`` keeps its parameters and gives them other memory, of the same size."""
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters())
@@ -193,11 +193,11 @@ def test_the_stager_of_dcp_copies_beside_training():
             del found, staged
 
 
-def test_a_gpu_that_is_reset_costs_saves_and_raises_nothing_of_ours(tmp_path):
+def test_a_gpu_that_is_reset_costs_saves_and_raises_nothing_of_ours(folder):
     """An error that ends its context, in a process of its own."""
     places = os.pathsep.join(str(ROOT / place) for place in (".", "sdk", "services"))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.gpu.reset", tmp_path],
+        [sys.executable, "-W", "ignore", "-m", "tests.gpu.reset", folder],
         capture_output=True, text=True, timeout=120, check=False,
         cwd=ROOT, env={**os.environ, "PYTHONPATH": places},
     )  # fmt: skip

@@ -12,6 +12,7 @@ SEES = """
     import json, torch
     warm = torch.cuda.is_initialized()
     torch.cuda.init()
+    torch.manual_seed(5)  # else each process has a seed of its own
     print(json.dumps({
         "warm": warm, "device": torch.cuda.current_device(),
         "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(),

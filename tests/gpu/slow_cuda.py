@@ -27,6 +27,9 @@ class SlowCuda:
     def of(self, tensor: torch.Tensor) -> CudaDevice | None:
         return CUDA.of(tensor)
 
+    def capturing(self) -> bool:
+        return CUDA.capturing()
+
     def place(self, values: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the GPU with these values and strides."""
         count = max(values.untyped_storage().nbytes() // values.itemsize, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -9,6 +10,8 @@ from functools import cache
 import torch
 
 _PORTABLE, _READ_ONLY = 1, 8
+_RELAXED = 2
+"""Of the modes in which a thread lives with the captures of others."""
 
 
 class CudaDevice:
@@ -51,6 +54,12 @@ class CudaDevice:
         """See ``Device.unregister``."""
         self._call(lambda: _host_unregister(memory.data_ptr()))
 
+    def stand_aside(self) -> None:
+        """See ``Device.stand_aside``; does nothing on ROCm."""
+        driver = _driver()
+        if driver is not None:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+
     def _call(self, call: Callable[[], None]) -> None:
         """Do ``call`` with this device's context, on a thread of its own.
 
@@ -60,6 +69,7 @@ class CudaDevice:
         failures: list[RuntimeError] = []
 
         def work() -> None:
+            self.stand_aside()
             try:
                 with torch.cuda.device(self._device):
                     call()
@@ -80,6 +90,10 @@ class CudaDevices:
         """See ``Devices.of``."""
         return _device(tensor.get_device()) if tensor.is_cuda else None
 
+    def capturing(self) -> bool:
+        """See ``Devices.capturing``."""
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
 
 CUDA = CudaDevices()
 
@@ -87,6 +101,14 @@ CUDA = CudaDevices()
 @cache
 def _device(index: int) -> CudaDevice:
     return CudaDevice(index)
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _host_register(address: int, length_bytes: int, flags: int) -> None:

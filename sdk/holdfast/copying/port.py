@@ -74,10 +74,21 @@ class Device(Protocol):
         """Undo ``register``; nothing that is queued may use ``memory`` any more."""
         ...
 
+    def stand_aside(self) -> None:
+        """Have what this thread asks of the device end no capture of a graph by another thread.
+
+        For threads that training does not use, since it is for good.
+        """
+        ...
+
 
 class Devices(Protocol):
     """The accelerators of this process."""
 
     def of(self, tensor: torch.Tensor) -> Device | None:
         """Return the one that ``tensor`` lies on; None: on none that copies by streams."""
+        ...
+
+    def capturing(self) -> bool:
+        """Tell whether what this thread queues is not done, but captured in a graph."""
         ...

@@ -42,6 +42,7 @@ class StreamCopier:
 
     def later(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See ``Copier.later``."""
+        self._device.stand_aside()
         self._flight.make_room(sum([target.nbytes for target in targets]))
         self._flight.copy(self._side, targets, sources)
 
@@ -55,6 +56,7 @@ class StreamCopier:
 
     def land(self) -> None:
         """See ``Copier.land``."""
+        self._device.stand_aside()
         self._flight.land()
 
     def answers(self) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.copying.cuda import CUDA
+from holdfast.copying.port import Devices
 
 GATE_S_MAX = 30.0
 
@@ -31,6 +34,10 @@ class Copying(Protocol):
         """
         ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until nothing is being copied; False if it still is."""
+        ...
+
     def abandon(self, reason: str) -> None:
         """Give up the copy that goes on."""
         ...
@@ -42,15 +49,19 @@ class Gate:
     Deferral is trusted once every captured optimizer was seen to fire the hook between two saves:
     ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts the
     steps of any optimizer, ``updates_count`` explicit gates as well; ``waited_s`` adds up all that
-    was waited.
+    was waited. ``blind``: a step was captured in a graph, and no hook tells of its replays.
     """
 
-    def __init__(self, engine: Copying, *, gate_s_max: float = GATE_S_MAX) -> None:
+    def __init__(
+        self, engine: Copying, *, gate_s_max: float = GATE_S_MAX, devices: Devices = CUDA
+    ) -> None:
+        self.blind = False
         self.waited_s = 0.0
         self.steps_count = 0
         self.updates_count = 0
         self._engine = engine
         self._gate_s_max = gate_s_max
+        self._devices = devices
         self._watching = False
         self._seen: set[int] = set()
         self._trusted: dict[int, Optimizer] = {}
@@ -60,6 +71,8 @@ class Gate:
     def trusts(self, optimizers: Iterable[Optimizer]) -> bool:
         """Tell whether this save may defer; call it once per save, before it begins."""
         captured = {id(optimizer): optimizer for optimizer in optimizers}
+        if self.blind and captured:
+            return False
         if captured.keys() <= self._trusted.keys():
             return True
         trusted = self._watching and captured.keys() <= self._seen
@@ -73,7 +86,7 @@ class Gate:
         """Have what this thread does next come after the copy; waits ``gate_s_max`` at most."""
         self.updates_count += 1
         if self._engine.busy and os.getpid() == self._pid:
-            self._wait()
+            self._wait(self._engine.let_pass)
 
     def uninstall(self) -> None:
         """Take the hook out of torch again. Idempotent."""
@@ -84,13 +97,22 @@ class Gate:
         self._trusted = {}
 
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if self._devices.capturing():
+            self._see_capture()
+            return
         self.steps_count += 1
         if self._watching:
             self._seen.add(id(optimizer))
         self.before_update()
 
-    def _wait(self) -> None:
+    def _see_capture(self) -> None:
+        """Have the copy end before a replay can come: a graph cannot wait for it."""
+        self.blind = True
+        if self._engine.busy and os.getpid() == self._pid:
+            self._wait(self._engine.wait)
+
+    def _wait(self, wait: Callable[[float], bool]) -> None:
         begun_s = time.perf_counter()
-        if not self._engine.let_pass(self._gate_s_max):
+        if not wait(self._gate_s_max):
             self._engine.abandon(f"the copy held an optimizer step up for {self._gate_s_max} s")
         self.waited_s += time.perf_counter() - begun_s

@@ -75,7 +75,7 @@ class SavePerformer:
         self.twins = Twins(arena)
         self._finite = FiniteCheck(guard.excludes) if guard else None
         self.engine = CopyEngine(self._ended, self.twins, behind=guard is not None)
-        self.gate = Gate(self.engine)
+        self.gate = Gate(self.engine, devices=devices)
         self.owed: OwedMoment | None = None
         self._plan_number = 0
         self._told: set[str] = set()
@@ -120,7 +120,8 @@ class SavePerformer:
 
     def has_changed(self, owed: OwedMoment) -> bool:
         """Tell whether the state is another one than that of the owed step."""
-        return owed.updates != self.gate.updates_count or self.plan is not owed.plan
+        updated = self.gate.blind or owed.updates != self.gate.updates_count
+        return updated or self.plan is not owed.plan
 
     def lost(self, saving: Sequence[Claim]) -> tuple[int, ...]:
         """Return closed steps whose slot has gone: not sealed, or lost with the agent's arena."""

@@ -70,7 +70,7 @@ class LateTraining:
         state = {"m": self.model, "o": self.optimizer, "x": self.extra}
         self.capture = Capture(state, rank=0, world_size=1)
         self.engine = CopyEngine(self._closed)
-        self.gate = Gate(self.engine, gate_s_max=WAIT_S)
+        self.gate = Gate(self.engine, gate_s_max=WAIT_S, devices=device)
         self.saved: dict[int, bytes] = {}
         self.ended = threading.Event()
         self.step = 0

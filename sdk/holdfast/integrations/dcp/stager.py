@@ -69,7 +69,8 @@ class HoldfastStager(AsyncStager):
         if not self._copies.wait(GATE_S_MAX):
             raise PreconditionError("the copy of an earlier save has not ended")
         found = list(tensors_in(state_dict))
-        movable = set(self._movable()) if self._copies.may_defer else set()
+        stepped = set(self._movable())
+        movable = stepped if self._copies.may_defer and not self._gate.blind else set()
         views = self._memory.views([tensor for _, tensor in found])
         staged = rebuilt(state_dict, iter(views))
         pairs = [(view, tensor) for view, (_, tensor) in zip(views, found, strict=True)]
