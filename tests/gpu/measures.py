@@ -34,7 +34,9 @@ TENSORS_COUNT = 200
 ROUNDS = 5
 STEPS_PER_ROUND = 3
 STEP_S = 1.5
-SIDE = 8192
+SIDE = 16384
+"""Of matrices whose product takes so long that a step is far from filling the driver's queue: who
+queues more than some thousand kernels waits for the GPU, whatever it queues."""
 STALL_MS_MAX = 1.0
 SAVES_COUNT_MAX = 20
 LIMIT_BYTES_MAX = 32 * GIB
@@ -225,9 +227,9 @@ def steps() -> Iterator[Record]:
     training = Training(length_bytes)
     state = {"model": training.model, "optimizer": training.optimizer}
     clock = StallClock()
-    stalls_s: list[float] = []
+    stalls_s: list[tuple[float, float]] = []
     handles: list[holdfast.SaveHandle] = []
-    with agent(HOLDFAST_BUDGET=str(3 * length_bytes)):
+    with agent(HOLDFAST_BUDGET=str(4 * length_bytes)):
         ck = holdfast.Checkpointer("gpu", state, save=holdfast.Never(), replicas=0, rng=False)
         assert ck.restore() is None
         done = 0
@@ -241,7 +243,7 @@ def steps() -> Iterator[Record]:
                 save_s = time.perf_counter() - started_s
                 clock.surround()
                 training.train()
-                stalls_s.append(save_s + clock.gate_s)
+                stalls_s.append((save_s, clock.gate_s))
                 torch.cuda.synchronize()  # as a loop that looks at its loss
 
         def plain() -> None:
@@ -265,7 +267,7 @@ def steps() -> Iterator[Record]:
     delta = (with_s / without_s - 1) * 100
     yield Record(
         name="gpu/step_delta", value=delta, unit="%", peer="the same steps without saves",
-        peer_value=without_s / STEPS_PER_ROUND * 1e3, ratio=without_s / with_s,
+        peer_value=0.0, ratio=without_s / with_s,
         bytes=length_bytes, target="< 1 %, all saved",
         met=delta < 1.0 and saved_count == len(handles),
         note=f"a save every step of {without_s / STEPS_PER_ROUND:.2f} s; "
@@ -273,14 +275,16 @@ def steps() -> Iterator[Record]:
         f"without {min(plain_s):.3f}..{max(plain_s):.3f} s, n={len(ours_s)}; "
         f"{saved_count} of {len(handles)} saved",
     )  # fmt: skip
-    timed_s = stalls_s[STEPS_PER_ROUND:]
+    saves_s, gates_s = zip(*stalls_s[STEPS_PER_ROUND:], strict=True)
+    timed_s = [sum(both) for both in zip(saves_s, gates_s, strict=True)]
     stall_ms = statistics.median(timed_s) * 1e3
     yield Record(
         name="gpu/stall", value=stall_ms, unit="ms", peer="", peer_value=None,
         ratio=stall_ms / STALL_MS_MAX, bytes=length_bytes, target=f"<= {STALL_MS_MAX:g} ms",
         met=stall_ms <= STALL_MS_MAX,
-        note=f"save() and the gate, on the host, 200 tensors; {min(timed_s) * 1e3:.3g}.."
-        f"{max(timed_s) * 1e3:.3g} ms, n={len(timed_s)}",
+        note=f"save() {statistics.median(saves_s) * 1e3:.3g} ms and the gate "
+        f"{statistics.median(gates_s) * 1e3:.3g} ms, on the host, 200 tensors; "
+        f"{min(timed_s) * 1e3:.3g}..{max(timed_s) * 1e3:.3g} ms, n={len(timed_s)}",
     )  # fmt: skip
 
 

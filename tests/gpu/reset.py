@@ -28,6 +28,7 @@ def main(folder: Path) -> None:
         except Exception as error:
             failures.append(str(error))
         training.engine.wait(30)
+    failures.append(training.engine.lost(training.plan.accelerators))
     print("abandoned:", *[bool(text) for text in failures], "first:", first.reason)
     print("\n".join(failures), flush=True)
     os._exit(0)  # torch's own end of a lost context is not what is tested

@@ -92,7 +92,8 @@ class CudaDevices:
 
     def capturing(self) -> bool:
         """See ``Devices.capturing``."""
-        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return in_use and torch.cuda.is_current_stream_capturing()
 
 
 CUDA = CudaDevices()

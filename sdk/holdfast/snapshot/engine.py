@@ -14,13 +14,15 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import groupby
 
 import torch
 
 from holdfast.copying.batches import cut
 from holdfast.copying.copiers import Copiers
+from holdfast.copying.port import Device
 from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer, Views
@@ -287,6 +289,14 @@ class CopyEngine:
         if snapshot is not None:
             snapshot.hurried = True
         return self._idle.wait(timeout_s)
+
+    def lost(self, devices: Iterable[Device]) -> str:
+        """Return why one of ``devices`` does not answer any more; empty: they do. While idle."""
+        for device in devices:
+            with suppress(RuntimeError):
+                self._copiers.of(device)
+        self._copiers.clear_up()
+        return self._copiers.lost
 
     def abandon(self, reason: str) -> None:
         """Give up the copy in flight, if any; it stops after what is under way."""

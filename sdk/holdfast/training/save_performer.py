@@ -18,7 +18,7 @@ from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import Reservation
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.user_events import Event
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.guards import RefuseNonFinite
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
@@ -141,6 +141,16 @@ class SavePerformer:
         """Return that there is a plan of the state as it is now."""
         if not self.engine.wait(action.wait_s):
             return ev.CopyHangs(action.step)
+        try:
+            self._renew_plan()
+        except (CheckpointError, RuntimeError) as cause:  # of what an accelerator is asked for
+            lost = self.engine.lost(self.plan.accelerators if self.plan else ())
+            if lost:
+                raise PreconditionError(lost) from cause
+            raise
+        return ev.Prepared(action.step, self._plan_number)
+
+    def _renew_plan(self) -> None:
         if self.plan is None or not self.plan.is_current():
             self._plan_number += 1  # first: a plan under a number that is reserved has no slots
             self.plan = make_plan(
@@ -156,7 +166,6 @@ class SavePerformer:
             self.pool.serve(device)
             self.twins.serve(device)
             self._say_doubts(self.plan)
-        return ev.Prepared(action.step, self._plan_number)
 
     def _say_doubts(self, plan: SavePlan) -> None:
         for text in (*plan.left_out, *self._capture.surprises):

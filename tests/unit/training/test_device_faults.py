@@ -17,6 +17,20 @@ GONE = "CUDA error: an illegal memory access was encountered"
 FULL = "CUDA out of memory. Tried to allocate 64.00 MiB"
 
 
+class Asked:
+    """Has a state of which the device is asked, as its random state is."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def state_dict(self):
+        self._device.check()
+        return {}
+
+    def load_state_dict(self, _):
+        """It has nothing to load."""
+
+
 class LateJob:
     """A saver of a model on a late device, with two slots."""
 
@@ -56,7 +70,8 @@ def late_job(folder, **more):
         model.register_parameter(name, torch.nn.Parameter(device.place(torch.zeros(3))))
     model.register_buffer("mean", device.place(torch.zeros(2)))
     optimizer = LateOptimizer(device, list(model.parameters()))
-    with saver_of(folder, {"m": model, "o": optimizer}, devices=device) as saver:
+    state = {"m": model, "o": optimizer, "a": Asked(device)}
+    with saver_of(folder, state, devices=device) as saver:
         yield LateJob(device, saver, model, optimizer)
 
 
