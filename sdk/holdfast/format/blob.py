@@ -215,6 +215,8 @@ def _read_meshes(value: object) -> list[list[int]]:
     meshes = _lists(value, "static.meshes")
     if len(meshes) > ENTRIES_MAX or any(len(ranks) > WORLD_SIZE_MAX for ranks in meshes):
         raise ManifestError("static.meshes has more groups or ranks than there can be")
+    if not all(meshes):
+        raise ManifestError("static.meshes has a group of nobody")
     if not set(map(type, chain.from_iterable(meshes))) <= {int}:
         raise ManifestError("static.meshes is not of numbers")
     return cast("list[list[int]]", meshes)

@@ -31,9 +31,14 @@ def warn_of_optimizer(
 def warn_of_scheduler(path: str, scheduler: LRScheduler, saved: Mapping[str, object]) -> None:
     """Say so if ``saved`` has other settings than the scheduler."""
     here = scheduler.state_dict()
-    lost = [name for name in here if name not in saved and not name.startswith("_")]
-    extra = [name for name in saved if name not in here and not name.startswith("_")]
-    _warn(path, scheduler, lost, extra)
+    if isinstance(here, Mapping):  # a class of the user's may return anything
+        _warn(path, scheduler, _settings(here, saved), _settings(saved, here))
+
+
+def _settings(some: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+    """Return the names of public settings that only ``some`` has."""
+    names = (name for name in some if name not in others)
+    return [name for name in names if isinstance(name, str) and not name.startswith("_")]
 
 
 def _warn(path: str, value: object, lost: Sequence[str], extra: Sequence[str]) -> None:

@@ -94,6 +94,7 @@ class Owners:
         """Return what the ranks of ``mesh`` have saved together as ``name``; empty: not known."""
         if not self._alike or not (self._meshes is None or mesh in self._meshes):
             return ""
+        # If one alone has it, it is the first one's or not here, and nobody needs to look.
         several = len(self._owned.get(name, ())) > 1
         if several and any(own_name(name, rank) in self._specs for rank in mesh[1:]):
             return ""  # they had other groups
@@ -123,7 +124,7 @@ class Owners:
         return {
             rank
             for rank, meshes in firsts.items()
-            if meshes is not None and rank not in [mesh[0] for mesh in meshes if mesh]
+            if meshes is not None and rank not in [mesh[0] for mesh in meshes]
         }
 
     @cached_property

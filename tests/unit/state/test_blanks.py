@@ -145,6 +145,16 @@ def test_a_parameter_without_values_that_the_checkpoint_lacks_is_named(tmp_path)
         load(tmp_path, saved, {"model": model}, strict=False)
 
 
+def test_all_that_a_checkpoint_lacks_of_a_module_on_meta_is_named_at_once(tmp_path):
+    """Nothing is to be left without values: that is refused, on whatever device they are."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    saved = {"model": nn.Sequential(nn.Linear(3, 4))}
+    missing = r"'model\.1\.weight'.*'model\.1\.bias'.* exist only in the script"
+    with pytest.raises(NotReadyError, match=missing):
+        load(tmp_path, saved, {"model": model})
+
+
 def test_a_tensor_that_something_refers_to_weakly_is_refused(tmp_path):
     """It would keep the tensor without memory: torch does not put another in its place."""
     state = on_meta()

@@ -22,13 +22,13 @@ from holdfast.training.restore_needs import of_boxes
 class Saved:
     """A checkpoint that each rank of a world has saved, and what a rank may name of it."""
 
-    def __init__(self, folder, world, make, world_size):
+    def __init__(self, folder, world, make, world_size, *, capture=Capture):
         self.world_size = world_size
         self._located = []
         for rank in range(world_size):
             world(rank, world_size)
-            capture = Capture(make(rank), rank=rank, world_size=world_size)
-            self._located.append(worlds.Saver(folder).save(capture))
+            made = capture(make(rank), rank=rank, world_size=world_size)
+            self._located.append(worlds.Saver(folder).save(made))
 
     def heads(self, _, ranks):
         found = []

@@ -59,3 +59,26 @@ def test_what_has_the_same_settings_is_not_named(tmp_path, caplog, there, here):
     worlds.there_and_back(tmp_path, there(), here())
 
     assert told(caplog) == []
+
+
+class Listed(StepLR):
+    """A scheduler whose state is no mapping of settings."""
+
+    def state_dict(self):
+        return [self.last_epoch]
+
+    def load_state_dict(self, state_dict):
+        (self.last_epoch,) = state_dict if isinstance(state_dict, list) else (-7,)
+
+
+@pytest.mark.parametrize("there", [Listed, StepLR])
+def test_a_scheduler_with_a_state_of_its_own_is_given_what_was_saved(tmp_path, caplog, there):
+    """Settings that have no names are compared with none."""
+    saved = made(scheduler=lambda of: there(of, 2))
+    target = made(scheduler=lambda of: Listed(of, 2))
+    saved["scheduler"].last_epoch = 5
+
+    worlds.there_and_back(tmp_path, saved, target)
+
+    assert target["scheduler"].last_epoch == (5 if there is Listed else -7)
+    assert not told(caplog)

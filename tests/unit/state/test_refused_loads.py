@@ -7,7 +7,7 @@ import torch
 from tests.unit.state import worlds
 from torch import nn
 
-from holdfast.errors import CheckpointError, DigestMismatchError, InvalidRequestError
+from holdfast.errors import CheckpointError, DigestMismatchError, InvalidRequestError, NotReadyError
 from holdfast.reading.reader import Reader
 from holdfast.state.capture import Capture
 
@@ -96,3 +96,12 @@ def test_a_plain_tensor_that_cannot_be_filled_is_refused_before_anything_is(tmp_
         load(tmp_path, stepped(1, extra={"t": torch.ones(3)}), state)
 
     assert before == weights(state)
+
+
+def test_a_model_with_a_layer_more_is_not_taken_for_a_stage_of_a_pipeline(tmp_path):
+    """Names that differ in numbers alone are other ranks' only if there are other ranks."""
+    state = {"model": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2))}
+    with pytest.raises(NotReadyError, match=r"'model\.2\.weight'.*strict=False") as refused:
+        load(tmp_path, {"model": made(1)["model"]}, state)
+
+    assert "Section" not in str(refused.value)
