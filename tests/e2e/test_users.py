@@ -33,20 +33,30 @@ def steps_of(stack, job):
     return [r["step"] for r in stack.rest(f"jobs/{job}/checkpoints") if not r["superseded"]]
 
 
-def test_a_save_that_one_rank_asks_for_is_made_by_all_at_one_step(stack):
-    """``request_save``: announced as time triggers are; nobody else asks for one."""
+def test_a_save_that_a_rank_or_an_operator_asks_for_is_made_by_all_at_one_step(stack):
+    """``request_save``, ``holdfast save``: announced as time triggers are; else there is none."""
     places = {"world_size": 2, "nodes": (0, 1)}
     run = ("--job", "asked", "--save", "never", "--request-at", "5", "--pause-s", "0.1")
-    ranks = stack.ranks(*run, "--steps", "60", **places)
+    ranks = stack.ranks(*run, "--steps", "6000", **places)
     until(lambda: steps_of(stack, "asked"), "a checkpoint")
     rolled_back = stack.holdfast("rollback", f"asked@{steps_of(stack, 'asked')[0]}", check=False)
-    outputs = ranks.succeed()
+    said = stack.holdfast("save", "asked", "--wait", "60s").stdout
+    saved = until(lambda: two_saves(ranks.outputs), "both say what they saved")
+    ranks.kill()
+    ranks.wait()
+    refused = until(lambda: stack.holdfast("save", "asked", check=False).stderr, "it has ended")
 
-    saved = [re.findall(r"^step (\d+) [a-z]", text, re.MULTILINE) for text in outputs]
-    assert 1 == len(saved[0])
     assert saved[0] == saved[1]
-    assert 5 < int(saved[0][0]) < 60
+    assert 5 < saved[0][0]
+    assert f"step {saved[0][1]} of asked is safe" in said
     assert "asked is training: attempt 1, started by" in rolled_back.stderr
+    assert "asked cannot save now: not all ranks of it train" in refused
+
+
+def two_saves(outputs):
+    """Return the first two steps that each rank has saved, once it says so."""
+    saved = [list(map(int, re.findall(r"^step (\d+) [^-]", o, re.MULTILINE))) for o in outputs]
+    return saved if all(len(steps) == 2 for steps in saved) else None
 
 
 def test_a_single_rank_saves_at_its_next_step_when_asked(stack):

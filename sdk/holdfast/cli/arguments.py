@@ -28,6 +28,7 @@ from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.retain_arguments import add_retain_arguments
 from holdfast.cli.run import add_run_arguments, run
+from holdfast.cli.save import add_save_arguments, save
 from holdfast.cli.scheduling_arguments import add_scheduling
 from holdfast.cli.simulate_arguments import add_simulate
 from holdfast.cli.stack_arguments import add_stack
@@ -288,6 +289,7 @@ def _add_keeping(commands: Commands) -> None:
     )
     _add_pins(commands)
     _add_rollback(commands)
+    _add_save(commands)
     _add_retain(commands)
     _add_collect(commands)
     _add_links(commands)
@@ -333,6 +335,17 @@ def _add_rollback(commands: Commands) -> None:
         action="store_true",
         help="The command does not ask though later steps are in memory only, and are lost.",
     )
+
+
+def _add_save(commands: Commands) -> None:
+    command = _add(
+        commands,
+        "save gpt --wait 1m",
+        "This command has all ranks of a job that trains save a step, some seconds from now.",
+        save,
+    )
+    _add_job(command)
+    add_save_arguments(command)
 
 
 def _add_collect(commands: Commands) -> None:

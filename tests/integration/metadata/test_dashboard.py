@@ -260,14 +260,17 @@ def test_links_and_verification_are_asked_for(kit, tmp_path):
             links = await post(http, f"{STEP}/links?generation=1", hours="2")
             scrub = await post(http, f"/jobs/{JOB}/scrub")
             page = await http.get(f"{STEP}?generation=1")
-            return links, scrub, page.text
+            save = await post(http, f"/jobs/{JOB}/save")
+            return links, scrub, page.text, save
 
-    links, scrub, page = run(main)
+    links, scrub, page, save = run(main)
 
     assert "5 links, valid for 2 h" in links.text
     assert "valid=7200" in links.text
     assert f"/jobs/{JOB}?done=scrub" == scrub.headers["location"]
     assert "asked for, not done yet" in page
+    assert 412 == save.status_code
+    assert "cannot save now: not all ranks of it train" in save.text
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null"])
@@ -280,7 +283,7 @@ def test_a_page_of_another_site_can_do_nothing(kit, tmp_path, origin):
             paths = [f"{STEP}/{name}?generation=1" for name in ("pin", "delete", "rollback")]
             answers = [
                 await http.post(path, data={"attempt": "1"}, headers={"Origin": origin})
-                for path in (*paths, f"/jobs/{JOB}/scrub")
+                for path in (*paths, f"/jobs/{JOB}/scrub", f"/jobs/{JOB}/save")
             ]
             return answers, await shelf.kinds(service), await shelf.expired(service)
 

@@ -151,6 +151,7 @@ def test_a_read_is_begun_renewed_and_ended(kit, tmp_path):
         ("GET", "/checkpoints/10/links", None, 412),
         ("DELETE", "/checkpoints/10/pin", None, 404),
         ("DELETE", "/checkpoints/10", None, 412),
+        ("POST", "/save", None, 412),
     ],
 )
 def test_what_makes_no_sense_is_refused_as_a_problem(kit, tmp_path, method, path, body, code):

@@ -5,7 +5,12 @@ import random
 import pytest
 
 from holdfast.core.announcements import SaveReason
-from holdfast_services.metadata.domain.save_announcement import STEPS_AHEAD_MAX, STEPS_AHEAD_MIN
+from holdfast.errors import PreconditionError
+from holdfast_services.metadata.domain.save_announcement import (
+    STEPS_AHEAD_MAX,
+    STEPS_AHEAD_MIN,
+    announce_asked,
+)
 
 
 def start(cluster, steps, **status):
@@ -138,3 +143,50 @@ def test_of_several_reasons_the_one_that_leaves_least_time_is_announced(cluster)
 
     assert SaveReason.PREEMPTION is cluster.run.announcement.reason
     assert ["1"] == [e.context["rank"] for e in cluster.events if e.kind == "save_announced"]
+
+
+def asked(cluster):
+    return announce_asked(cluster.run, cluster.nodes, cluster.now_s)
+
+
+def test_an_operator_has_all_ranks_save_a_step_ahead_of_the_fastest(cluster):
+    start(cluster, [100, 103], step_s=0.5)
+    outcome = asked(cluster)
+
+    assert 103 + STEPS_AHEAD_MIN + 2 == outcome.run.announcement.step
+    assert SaveReason.OPERATOR is outcome.run.announcement.reason
+    assert cluster.now_s == outcome.run.announced_at_s
+    [event] = outcome.events
+    assert {"run": cluster.run.id, "step": "107", "reason": "operator"} == event.context
+    assert event.message.endswith("save step 107: an operator asked for it")
+
+
+def test_a_step_that_is_announced_will_do_for_an_operator_and_keeps_its_reason(cluster):
+    start(cluster, [100, 100], step_s=1.0, wants_save=SaveReason.PREEMPTION)
+    outcome = asked(cluster)
+
+    assert cluster.run == outcome.run
+    assert () == outcome.events
+
+
+def test_an_operator_gets_another_step_once_the_last_one_was_passed(cluster):
+    start(cluster, [100, 100], step_s=1.0, wants_save=SaveReason.USER)
+    before = cluster.run.announcement.step
+    for rank in range(2):
+        cluster.status(f"n{rank}", rank, step=before)
+        cluster.report(f"n{rank}")
+    outcome = asked(cluster)
+
+    assert before + STEPS_AHEAD_MIN < outcome.run.announcement.step
+
+
+def test_nobody_is_asked_while_a_rank_is_missing(cluster):
+    """P1: a step that one rank does not save is none."""
+    cluster.join("a", "b")
+    with pytest.raises(PreconditionError, match="not all ranks of it train"):
+        asked(cluster)
+    cluster.register(0, "a")
+    cluster.status("a", 0, step=9, step_s=1.0)
+    cluster.report("a")
+    with pytest.raises(PreconditionError, match="holdfast ls"):
+        asked(cluster)

@@ -13,6 +13,7 @@ from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.decision import DecisionState
 from holdfast.core.inventory import RankStatus
 from holdfast.core.user_events import Event
+from holdfast.errors import PreconditionError
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 
@@ -60,6 +61,24 @@ def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
         return Outcome(run=run)
     asking = next(rank for rank, why in reasons.items() if why is reason)
     return _announced(run, _ahead(run, statuses), reason, now_s, rank=asking)
+
+
+def announce_asked(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
+    """Return the run with a step announced since an operator asked; one that is open will do.
+
+    Raises:
+        PreconditionError: there are not all ranks that train, so no step could be saved by all.
+    """
+    statuses = training(run, nodes)
+    if statuses is None or run.attempt is None:
+        raise PreconditionError(
+            f"{run.job} cannot save now: not all ranks of it train, or have said where they are; "
+            f"what it has saved is in `holdfast ls {run.job}`",
+            job=run.job,
+        )
+    if _open(run, statuses):
+        return Outcome(run=run)
+    return _announced(run, _ahead(run, statuses), SaveReason.OPERATOR, now_s, rank=None)
 
 
 def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
@@ -147,7 +166,7 @@ def _ahead(run: Run, statuses: Mapping[int, RankStatus], travel_s: float = NEWS_
 def _announced(
     run: Run, step: int, reason: SaveReason, now_s: float, *, rank: int | None
 ) -> Outcome:
-    """Announce it; ``rank`` asked, None: the launch did."""
+    """Announce it; ``rank`` asked, None: no rank did."""
     announcement = Announcement(step=step, reason=reason)
     changed = replace(run, announcement=announcement, announced_at_s=now_s)
     if reason in _BY_CLOCK:

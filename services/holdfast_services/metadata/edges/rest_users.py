@@ -152,6 +152,13 @@ class RemovedDoc(BaseModel):
     durable: int
 
 
+class SaveDoc(BaseModel):
+    """The step that all ranks of a job save, and why: another reason may have been first."""
+
+    step: int
+    reason: str
+
+
 class ScrubDoc(BaseModel):
     """How many checkpoints are going to be read back."""
 
@@ -191,6 +198,7 @@ def users_router(transactor: Transactor, objects: ObjectTier) -> APIRouter:
     """Return the routes. They come before those of jobs, whose path takes everything."""
     router = APIRouter(prefix="/api/v1", tags=["object tier"])
     _add_policy(router, transactor)
+    _add_save(router, transactor)
     _add_pins(router, transactor)
     _add_rollback(router, transactor, objects)
     _add_reads(router, transactor)
@@ -238,6 +246,18 @@ def _add_policy(router: APIRouter, transactor: Transactor) -> None:
         """Have workers read back all that the job has in the object store."""
         name = job_name(job)
         return ScrubDoc(checkpoints=await transactor.change(lambda c: users.scrub(c, name)))
+
+
+def _add_save(router: APIRouter, transactor: Transactor) -> None:
+    @router.post("/jobs/{job:path}/save")
+    async def save(job: str) -> SaveDoc:
+        """Have all ranks save a step some two seconds ahead; 412 if not all of them train.
+
+        The step is the same until it is done, however often it is asked for.
+        """
+        name = job_name(job)
+        announced = await transactor.change(lambda c: users.ask_save(c, name))
+        return SaveDoc(step=announced.step, reason=announced.reason.text)
 
 
 def _verdict(verdict: Verdict) -> VerdictDoc:

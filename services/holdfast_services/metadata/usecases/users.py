@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.ids import CheckpointId
 from holdfast.core.persistence_rules import Retention
 from holdfast.core.shard import Shard
@@ -22,6 +23,7 @@ from holdfast_services.metadata.domain.believed_copies import gather, shards_of,
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Limits, Run, Stored
 from holdfast_services.metadata.domain.retention import Verdict
+from holdfast_services.metadata.domain.save_announcement import announce_asked
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.storage.holds import Read
 
@@ -261,6 +263,22 @@ def renew_read(catalogue: Catalogue, number: str, ttl_s: float) -> Read:
 def end_read(catalogue: Catalogue, number: str) -> None:
     """End a lease; one that is not there has ended already."""
     catalogue.drop_read(number)
+
+
+def ask_save(catalogue: Catalogue, job: str) -> Announcement:
+    """Have all ranks of a job save a step soon; return it: the same while it is still to be done.
+
+    Raises:
+        NotFoundError: no such job.
+        PreconditionError: not all ranks of it train.
+    """
+    run = locked(catalogue, job)
+    now_s = catalogue.now_s()
+    outcome = announce_asked(run, catalogue.nodes(), now_s)
+    catalogue.save_run(run, outcome.run)
+    catalogue.add_events(outcome.events, "", now_s)
+    assert outcome.run.announcement is not None
+    return outcome.run.announcement
 
 
 def scrub(catalogue: Catalogue, job: str) -> int:

@@ -43,6 +43,7 @@ DONE: Mapping[str, str] = {
     "unpin": "Unpinned: the policy decides again.",
     "delete": "Given up: workers are going to delete its objects.",
     "rollback": "Rolled back: the next start restores this checkpoint.",
+    "save": "Asked: all ranks save the same step in some seconds. The ladder below shows it.",
     "scrub": "Workers are going to read back all that the job has in the object store.",
 }
 """What a page says after an action, by its name."""
@@ -93,6 +94,12 @@ ACTIONS: Mapping[str, Action] = {
         "cannot be taken back.",
         button="Make links",
     ),
+    "save": Action(
+        title="Save now",
+        follows="All ranks save the same step, some seconds from now, besides those that the "
+        "script saves. Training goes on.",
+        button="Save it",
+    ),
     "scrub": Action(
         title="Verify",
         follows="Workers read back all that the job has in the object store and compare digests. "
@@ -104,22 +111,8 @@ ACTIONS: Mapping[str, Action] = {
 
 def add_actions(router: APIRouter, transactor: Transactor, objects: ObjectTier) -> None:
     """Add the pages that ask, and what they post to."""
-
-    @router.get("/jobs/{job:path}/scrub")
-    async def ask_scrub(job: str) -> Response:
-        name = job_name(job)
-        await transactor.read(lambda c: _there(c, name))
-        return _ask("scrub", name, None)
-
-    @router.post("/jobs/{job:path}/scrub")
-    async def scrub(job: str) -> Response:
-        name = job_name(job)
-
-        async def do() -> Response:
-            await transactor.change(lambda c: users.scrub(c, name))
-            return _done(job_path(name), "scrub")
-
-        return await _tried("scrub", name, None, do)
+    _add_of_job(router, transactor, "save", users.ask_save)
+    _add_of_job(router, transactor, "scrub", users.scrub)
 
     @router.get("/jobs/{job:path}/checkpoints/{step}/{action}")
     async def ask(job: str, step: Step, action: Name, generation: Generation) -> Response:
@@ -142,6 +135,32 @@ def add_actions(router: APIRouter, transactor: Transactor, objects: ObjectTier) 
         return await _tried(
             action, at.job, at, lambda: perform(transactor, objects, at, form), form=form
         )
+
+
+def _add_of_job(
+    router: APIRouter,
+    transactor: Transactor,
+    action: str,
+    perform: Callable[[Catalogue, str], object],
+) -> None:
+    """Add an action on a whole job: the page that asks, and what it posts to."""
+    path = f"/jobs/{{job:path}}/{action}"
+
+    @router.get(path)
+    async def ask(job: str) -> Response:
+        name = job_name(job)
+        await transactor.read(lambda c: _there(c, name))
+        return _ask(action, name, None)
+
+    @router.post(path)
+    async def act(job: str) -> Response:
+        name = job_name(job)
+
+        async def do() -> Response:
+            await transactor.change(lambda c: perform(c, name))
+            return _done(job_path(name), action)
+
+        return await _tried(action, name, None, do)
 
 
 def _there(catalogue: Catalogue, job: str) -> Run:
