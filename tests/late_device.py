@@ -80,6 +80,7 @@ class LateDevice:
         self.training = LateStream(self)
         self._streams = [self.training]
         self._current = threading.local()
+        self._aside = threading.local()
         self._flying: list[tuple[int, int]] = []
 
     def of(self, tensor: torch.Tensor) -> LateDevice | None:
@@ -89,7 +90,11 @@ class LateDevice:
         return self.captures
 
     def stand_aside(self) -> None:
-        """No call of another thread ends a capture here."""
+        self._aside.done = True
+
+    def stands_aside(self) -> bool:
+        """Tell whether this thread's calls end no capture."""
+        return getattr(self._aside, "done", False)
 
     def current_stream(self) -> LateStream:
         self.check()

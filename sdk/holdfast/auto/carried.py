@@ -208,3 +208,15 @@ def _streams(frame: FrameType, is_kept: IsKept) -> Iterator[str]:
         for name, value in items:
             if isinstance(value, kinds) and not is_kept(value):
                 yield prefix + name
+
+
+def how_to_keep(names: list[str]) -> str:
+    """Return what to write into the script to have these saved, as the end of a sentence."""
+    variables = [name for name in names if name.isidentifier()]
+    if not variables:
+        return "; holdfast.track keeps variables and attributes"
+    return (
+        f"; to keep them, write before the loop\n"
+        f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in variables)})\n"
+        f"and use {', '.join(f'kept.{name}' for name in variables)} in it"
+    )

@@ -32,18 +32,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from holdfast.auto.accelerated import Accelerated
-from holdfast.auto.carried import carried_names
+from holdfast.auto.carried import carried_names, how_to_keep
 from holdfast.auto.counters import Counters, counters_of
 from holdfast.auto.files import Files
-from holdfast.auto.gathering import Gathering, Loader, attributes_of
+from holdfast.auto.gathering import Gathering, Loader, attributes_of, kept_tensors, streams_of
 from holdfast.auto.passes import Guarded, OneBatch, Pass, Source
 from holdfast.auto.place import KEY, PassPlace
 from holdfast.checkpointer import Checkpointer
+from holdfast.copying.cuda import CUDA
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.patches import Patches
 from holdfast.policy import AnyOf, EverySteps, OnPreemption
 from holdfast.state.passes import PassedLoader
 from holdfast.state.tracked import TrackedAttributes
+from holdfast.untraced import untraced
 
 STEPS_UNSAVED_MAX = 50
 """Steps of optimizers without one that counts, after which the log says why."""
@@ -110,6 +112,7 @@ class Driver:
         self._looks = 0
         self._is_looked_at = False
         self._counted = True
+        self._captured = ""
         self._made_count = 0
         self._original: Any = DataLoader.__iter__
         self._accelerated = Accelerated(gathering, patches, self._begin_pass)
@@ -288,6 +291,9 @@ class Driver:
 
     def _begin(self) -> None:
         """Make a checkpointer of what there is; leave the script alone if that cannot be."""
+        if self._captured:
+            self._stop(f"nothing is saved, the script runs on alone: {self._captured}")
+            return
         loaders = {}
         for loader in self._gathering.loaders():
             if type(loader).__iter__ is not DataLoader.__iter__:
@@ -372,6 +378,8 @@ class Driver:
         self._target = None
         self._stepped.clear()
         self._phase = Phase.TRAINING
+        if self._captured:
+            self._stop(f"nothing is saved from now on: {self._captured}")
 
     def _tell_end(self) -> None:
         if self._phase is Phase.CATCHING_UP and os.getpid() == self._pid:
@@ -384,8 +392,12 @@ class Driver:
 
     # ---------------------------------------------------------------------------------- steps
 
+    @untraced
     def _has_stepped(self, optimizer: Optimizer, *_: object) -> None:
         """Count a step when each optimizer has stepped, or the one that was named."""
+        if CUDA.capturing():
+            self._has_captured(optimizer)
+            return
         if self._phase in (Phase.OFF, Phase.CATCHING_UP) or os.getpid() != self._pid:
             return
         if self._phase is Phase.HANDED_OVER:
@@ -399,6 +411,17 @@ class Driver:
             self._count(known[id(optimizer)], known.keys())
         if self._steps_unsaved == STEPS_UNSAVED_MAX:
             self._tell_unsaved([name for n, name in known.items() if n not in self._stepped])
+
+    def _has_captured(self, optimizer: Optimizer) -> None:
+        """Save nothing any more: no hook tells of the steps that a graph replays."""
+        if self._phase in (Phase.OFF, Phase.HANDED_OVER) or os.getpid() != self._pid:
+            return
+        self._captured = (
+            f"the step of {type(optimizer).__name__} was captured in a CUDA graph, and nobody is "
+            f"told of its replays; make a holdfast.Checkpointer and call its step()"
+        )
+        if self._phase is Phase.TRAINING:
+            self._stop(f"nothing is saved from now on: {self._captured}")
 
     def _count(self, name: str, known: Collection[int]) -> None:
         """Count a step, if one is done now that the optimizer ``name`` has stepped."""
@@ -429,8 +452,9 @@ class Driver:
 
     def _tell_carried(self, look: Look, attributes: dict[tuple[str, int], object]) -> None:
         """Say what of the script itself a restart does not bring back."""
-        kept = {id(value) for value in self._kept_tensors()}
-        streams = {id(one) for loader in self._loaders.values() for one in _generators(loader)}
+        kept = {id(value) for value in kept_tensors(self._state.values())}
+        loaders = [passed.loader for passed in self._loaders.values()]
+        streams = {id(one) for loader in loaders for one in streams_of(loader)}
         tracked = [v for v in self._state.values() if isinstance(v, TrackedAttributes)]
         names = carried_names(
             lambda value: id(value) in kept or id(value) in streams,
@@ -444,16 +468,8 @@ class Driver:
         if names:
             self.say(
                 f"{', '.join(names)}: the training loop carries these from batch to batch, and a "
-                f"restart begins with their first values{_how_to_keep(names)}"
+                f"restart begins with their first values{how_to_keep(names)}"
             )
-
-    def _kept_tensors(self) -> Iterator[object]:
-        for value in self._state.values():
-            if isinstance(value, nn.Module):
-                yield from value.parameters()
-                yield from value.buffers()
-            elif isinstance(value, list):
-                yield from value
 
     def _tell_unsaved(self, waiting: list[str]) -> None:
         if waiting:
@@ -481,19 +497,3 @@ class Driver:
 
 def _ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _how_to_keep(names: list[str]) -> str:
-    variables = [name for name in names if name.isidentifier()]
-    if not variables:
-        return "; holdfast.track keeps variables and attributes"
-    return (
-        f"; to keep them, write before the loop\n"
-        f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in variables)})\n"
-        f"and use {', '.join(f'kept.{name}' for name in variables)} in it"
-    )
-
-
-def _generators(loader: PassedLoader) -> Iterator[object]:
-    for part in (loader.loader, loader.loader.sampler, loader.loader.batch_sampler):
-        yield getattr(part, "generator", None)

@@ -196,3 +196,19 @@ def unwrapped(value: object) -> object:
 def _compiled(module: nn.Module) -> object:
     inner = vars(module).get("_modules")  # TorchScript's is no dict
     return inner.get("_orig_mod") if isinstance(inner, dict) else None
+
+
+def kept_tensors(values: Iterable[object]) -> Iterator[object]:
+    """Yield the tensors of modules, and those that an optimizer trains and no module has."""
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        elif isinstance(value, list):
+            yield from value
+
+
+def streams_of(loader: Loader) -> Iterator[object]:
+    """Yield the random generators that ``loader`` draws with, None for each that it has not."""
+    for part in (loader, loader.sampler, loader.batch_sampler):
+        yield getattr(part, "generator", None)

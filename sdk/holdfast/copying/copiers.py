@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from holdfast.copying.copier import Copier, HostCopier
@@ -63,6 +64,18 @@ class Copiers:
         """See ``Copier.land``."""
         for copier in self._streams.values():
             copier.land()
+
+    def look(self, devices: Iterable[Device]) -> str:
+        """Return why one of ``devices`` does not answer any more; empty: they do.
+
+        Waits for nothing: training asks. While nothing is under way.
+        """
+        for device in devices:
+            with suppress(RuntimeError):
+                self.of(device)
+        for copier in self._streams.values():
+            self.lost = self.lost or copier.answers(wait=False)
+        return self.lost
 
     def clear_up(self) -> None:
         """After an error: wait until nothing is under way, and see who answers still."""

@@ -6,9 +6,11 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import cast
 
 import torch
 
+_DRIVER = "libcuda.so.1"
 _PORTABLE, _READ_ONLY = 1, 8
 _RELAXED = 2
 """Of the modes in which a thread lives with the captures of others."""
@@ -56,9 +58,9 @@ class CudaDevice:
 
     def stand_aside(self) -> None:
         """See ``Device.stand_aside``; does nothing on ROCm."""
-        driver = _driver()
-        if driver is not None:
-            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+        exchange = _exchange()
+        if exchange is not None:
+            exchange(ctypes.byref(ctypes.c_int(_RELAXED)))
 
     def _call(self, call: Callable[[], None]) -> None:
         """Do ``call`` with this device's context, on a thread of its own.
@@ -105,10 +107,11 @@ def _device(index: int) -> CudaDevice:
 
 
 @cache
-def _driver() -> ctypes.CDLL | None:
+def _exchange() -> Callable[..., int] | None:
+    """Return the driver's call, None: it has none, as ROCm's, and libraries in place of CUDA's."""
     try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
+        return cast("Callable[..., int]", ctypes.CDLL(_DRIVER).cuThreadExchangeStreamCaptureMode)
+    except (OSError, AttributeError):
         return None
 
 

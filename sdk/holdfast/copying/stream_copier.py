@@ -59,10 +59,17 @@ class StreamCopier:
         self._device.stand_aside()
         self._flight.land()
 
-    def answers(self) -> str:
-        """Return why the device does not answer any more; empty: it does."""
+    def answers(self, *, wait: bool = True) -> str:
+        """Return why the device does not answer any more; empty: it does.
+
+        With ``wait`` all that it was given here is done then, else this only asks.
+        """
         try:
-            self._device.record(self._side).synchronize()
+            event = self._device.record(self._side)
+            if wait:
+                event.synchronize()
+            else:
+                event.query()
         except RuntimeError as cause:
             return f"{self._device.name} does not answer any more: {cause}"
         return ""

@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import groupby
 
 import torch
@@ -292,11 +291,7 @@ class CopyEngine:
 
     def lost(self, devices: Iterable[Device]) -> str:
         """Return why one of ``devices`` does not answer any more; empty: they do. While idle."""
-        for device in devices:
-            with suppress(RuntimeError):
-                self._copiers.of(device)
-        self._copiers.clear_up()
-        return self._copiers.lost
+        return self._copiers.look(devices)
 
     def abandon(self, reason: str) -> None:
         """Give up the copy in flight, if any; it stops after what is under way."""

@@ -52,12 +52,18 @@ class Copies:
         """Copy ``now`` at once, and ``later`` on the thread; the future then has ``staged``.
 
         What lies on an accelerator is under way when this returns, that of ``now`` as well.
+
+        Raises:
+            PreconditionError: an accelerator does not answer any more, or a graph is captured.
+            RuntimeError: an accelerator fails, or has no memory left.
         """
+        if self._devices.capturing():
+            raise PreconditionError("a graph is being captured: stage outside of it")
         if self._copiers.lost:
             raise PreconditionError(self._copiers.lost)
         groups = self._by_device(later)
         with ExitStack() as undo:
-            undo.callback(self._copiers.clear_up)
+            undo.callback(self._clear_up_behind, now)
             for device, pairs in self._by_device(now).items():
                 self._copiers.of(device).now(*_apart(pairs))
             for device in groups:
@@ -142,6 +148,18 @@ class Copies:
                 )
             failing.pop_all()
         return staged
+
+    def _clear_up_behind(self, held: Sequence[Pair]) -> None:
+        """Wait for what is under way of copies that failed to begin, on the thread for that."""
+        self._idle.clear()
+        self._pool.submit(self._clear_up, held)
+
+    def _clear_up(self, held: Sequence[Pair]) -> None:
+        del held  # by the executor, until this returns
+        try:
+            self._copiers.clear_up()
+        finally:
+            self._idle.set()
 
     def _check_on(self) -> None:
         if self._reason:

@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.copying.cuda import CUDA
 from holdfast.copying.port import Devices
+from holdfast.untraced import untraced
 
 GATE_S_MAX = 30.0
 
@@ -50,6 +52,7 @@ class Gate:
     ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts the
     steps of any optimizer, ``updates_count`` explicit gates as well; ``waited_s`` adds up all that
     was waited. ``blind``: a step was captured in a graph, and no hook tells of its replays.
+    So it is with a step that was captured before there was a gate, which ``sees`` knows.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Gate:
         self._watching = False
         self._seen: set[int] = set()
         self._trusted: dict[int, Optimizer] = {}
+        self._known: WeakSet[Optimizer] = WeakSet()
         self._handle: Any = register_optimizer_step_pre_hook(self._before_step)
         self._pid = os.getpid()
 
@@ -82,11 +86,16 @@ class Gate:
         self._seen.clear()
         return trusted
 
+    def sees(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Tell whether ``updates_count`` has all updates: each was seen to step, none captured."""
+        return not self.blind and all(optimizer in self._known for optimizer in optimizers)
+
     def before_update(self) -> None:
         """Have what this thread does next come after the copy; waits ``gate_s_max`` at most."""
-        self.updates_count += 1
-        if self._engine.busy and os.getpid() == self._pid:
-            self._wait(self._engine.let_pass)
+        if self._devices.capturing():
+            self._see_capture()
+            return
+        self._hold_up()
 
     def uninstall(self) -> None:
         """Take the hook out of torch again. Idempotent."""
@@ -96,6 +105,7 @@ class Gate:
         self._watching = False
         self._trusted = {}
 
+    @untraced
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._devices.capturing():
             self._see_capture()
@@ -103,7 +113,13 @@ class Gate:
         self.steps_count += 1
         if self._watching:
             self._seen.add(id(optimizer))
-        self.before_update()
+        self._known.add(optimizer)
+        self._hold_up()
+
+    def _hold_up(self) -> None:
+        self.updates_count += 1
+        if self._engine.busy and os.getpid() == self._pid:
+            self._wait(self._engine.let_pass)
 
     def _see_capture(self) -> None:
         """Have the copy end before a replay can come: a graph cannot wait for it."""

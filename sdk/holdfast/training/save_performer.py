@@ -119,9 +119,16 @@ class SavePerformer:
         return self.pool.recall()
 
     def has_changed(self, owed: OwedMoment) -> bool:
-        """Tell whether the state is another one than that of the owed step."""
-        updated = self.gate.blind or owed.updates != self.gate.updates_count
-        return updated or self.plan is not owed.plan
+        """Tell whether the state is another one than that of the owed step, or may be."""
+        return self.may_differ(owed.updates) or self.plan is not owed.plan
+
+    def may_differ(self, updates: int) -> bool:
+        """Tell whether something was updated since the gate counted ``updates``, or may have been.
+
+        What an optimizer does that nobody has seen step cannot be told.
+        """
+        seen = self.gate.sees(self._capture.optimizers)
+        return not seen or updates != self.gate.updates_count
 
     def lost(self, saving: Sequence[Claim]) -> tuple[int, ...]:
         """Return closed steps whose slot has gone: not sealed, or lost with the agent's arena."""
@@ -139,6 +146,7 @@ class SavePerformer:
 
     def _prepare(self, action: ev.Prepare) -> ev.SaveEvent:
         """Return that there is a plan of the state as it is now."""
+        self._refuse_in_capture()
         if not self.engine.wait(action.wait_s):
             return ev.CopyHangs(action.step)
         try:
@@ -149,6 +157,13 @@ class SavePerformer:
                 raise PreconditionError(lost) from cause
             raise
         return ev.Prepared(action.step, self._plan_number)
+
+    def _refuse_in_capture(self) -> None:
+        """A copy that is captured is not done, but at each replay, into a slot that is closed."""
+        if self._devices.capturing():
+            raise PreconditionError(
+                "a graph is being captured: nothing is copied before it is replayed; save outside"
+            )
 
     def _renew_plan(self) -> None:
         if self.plan is None or not self.plan.is_current():
@@ -231,6 +246,7 @@ class SavePerformer:
         deadline = time.monotonic() + action.wait_s
         owed = self.owed
         assert owed is not None
+        self._refuse_in_capture()
         if not self.engine.wait(action.wait_s) or not owed.plan.go_back(owed.moment):
             return None
         return ev.WentBack(action.step, max(0.0, deadline - time.monotonic()))

@@ -39,6 +39,10 @@ from holdfast.training.unsaved_steps import reason_text
 
 PASSED_COUNT_MAX = 1024
 """Steps that are remembered, for news of them that comes too late."""
+UNSEEN = (
+    "an optimizer was not seen to step, or is replayed by a CUDA graph, which nobody is told of: "
+    "the state may be that of another step"
+)
 
 
 class Saver:
@@ -255,7 +259,8 @@ class Saver:
             self._handle(ev.Stepped(step, announced, reached, known=known, agent_lost=lost))
         self._passed.append(step)
         gate = self._performer.gate
-        idle = self._performer.latest is not None and gate.steps_count == self._steps_seen
+        counts = self._performer.latest is not None and not gate.blind
+        idle = counts and gate.steps_count == self._steps_seen
         self._steps_seen = gate.steps_count
         self._done = (step, gate.updates_count)
         if self._at_exit:
@@ -358,10 +363,13 @@ class Saver:
         step, updates = self._done
         if step <= self._state.newest:
             return
-        if updates != self._performer.gate.updates_count:
+        if self._performer.may_differ(updates):
+            stepped = updates != self._performer.gate.updates_count
             warnings.warn(
                 f"step {step} is not saved at exit, as an optimizer has stepped since "
-                f"step({step}): the state is another one; call step() before you end",
+                f"step({step}): the state is another one; call step() before you end"
+                if stepped
+                else f"step {step} is not saved at exit, as {UNSEEN}; call save({step}) at the end",
                 stacklevel=4,
             )
             return

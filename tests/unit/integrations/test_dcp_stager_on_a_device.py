@@ -32,7 +32,7 @@ class Staging:
         self.stager._gate.uninstall()
         self.stager._copies.close(WAIT_S)
         self.stager._copies = Copies(self.device)
-        self.stager._gate = Gate(self.stager._copies)
+        self.stager._gate = Gate(self.stager._copies, devices=self.device)
         self.device.is_pinned = lambda _: True
 
     def train(self) -> None:
@@ -124,6 +124,51 @@ def test_a_device_that_is_reset_is_named_from_then_on(staging):
         future.result(WAIT_S)
     with pytest.raises(PreconditionError, match="does not answer any more"):
         one.stage()
+
+
+def test_nothing_is_staged_later_once_a_step_was_captured(staging):
+    """A replay calls no hook, so no gate would hold it up."""
+    one = staging()
+    one.train()
+    one.device.captures = True
+    one.optimizer.step()
+    one.device.captures = False
+    one.device.finish()
+    one.device.sleep()
+    future = one.stage()
+    one.stager._gate.uninstall()
+    one.train()
+
+    assert not one.stager._copies.busy
+    assert [2, 4, 1, 2] == one.found(future)
+
+
+def test_a_state_is_not_staged_inside_a_capture(staging):
+    one = staging()
+    one.train()
+    one.device.finish()
+    one.device.captures = True
+    with pytest.raises(PreconditionError, match="captured"):
+        one.stage()
+
+    assert not one.device.training.todo
+
+
+def test_who_stages_does_not_wait_for_the_rest_of_a_copy_that_fails_to_begin(staging):
+    """P4: the device may be far behind, and training's thread is not made to stand aside."""
+    one = staging()
+    one.train()
+    one.device.sleep()
+    one.device.fail_copy = (one.device.copies_count + 1, torch.OutOfMemoryError("full"))
+    one.stager._copies.may_defer = False
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        one.stage()
+    assert not one.stager._copies.wait(0.0), "what had begun is under way"
+    assert not one.device.stands_aside()
+    one.device.wake()
+    one.train()
+
+    assert [2, 4, 2, 2] == one.found(one.stage())
 
 
 def test_memory_that_cannot_be_pinned_is_taken_as_it_comes(monkeypatch, caplog):

@@ -74,6 +74,7 @@ def test_at_exit_no_thread_has_to_start(tmp_path, monkeypatch):
 
     with saver_of(tmp_path, state, guard=RefuseNonFinite(), at_exit=True) as saver:
         saver.on_view(SessionView(version="1", leases=(saver.lease(),)))
+        state["optimizer"].step()
         saver.note_step(7)
         with monkeypatch.context() as ending:
             ending.setattr(threading.Thread, "start", refuse)

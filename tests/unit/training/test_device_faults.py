@@ -22,9 +22,12 @@ class Asked:
 
     def __init__(self, device):
         self._device = device
+        self.error = None
 
     def state_dict(self):
         self._device.check()
+        if self.error:
+            raise self.error
         return {}
 
     def load_state_dict(self, _):
@@ -162,6 +165,21 @@ def test_a_device_that_is_reset_before_a_save_costs_that_save(job):
 
     assert all(handle.abandoned for handle in handles)
     assert "does not answer any more" in str(handles[1].error)
+
+
+def test_a_state_that_raises_by_itself_says_so_whatever_the_device_is_doing(job):
+    """P4: nobody waits for the device to learn that it is well."""
+    job.save(2)
+    job.saver._performer.engine._copiers.mark()
+    job.device.sleep()
+    job.saver._capture.state["a"].error = RuntimeError("no such tokenizer")
+    handle = job.saver.save(3)
+    job.saver._capture.state["a"].error = None
+
+    assert "no such tokenizer" in str(handle.error)
+    assert "does not answer" not in str(handle.error)
+    job.lease_all()
+    job.save(4).wait("staged", timeout_s=WAIT_S)
 
 
 def test_a_step_during_a_save_that_the_device_ends_goes_on(job):

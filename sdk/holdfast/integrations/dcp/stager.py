@@ -24,6 +24,7 @@ from holdfast.errors import PreconditionError
 from holdfast.integrations.dcp.staging import Memory, rebuilt, tensors_in
 from holdfast.snapshot.later_copies import Copies
 from holdfast.snapshot.optimizer_gate import GATE_S_MAX, Gate
+from holdfast.untraced import untraced
 
 
 class HoldfastStager(AsyncStager):
@@ -92,6 +93,7 @@ class HoldfastStager(AsyncStager):
             hook.remove()
         self._memory.drop()
 
+    @untraced
     def _note_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if id(optimizer) not in self._stepped:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
