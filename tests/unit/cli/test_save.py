@@ -1,4 +1,4 @@
-"""What ``save`` says, and how long it waits; over a real job it is in ``tests/e2e/test_users.py``."""
+"""What ``save`` says, and how long it waits; with a real job, see ``tests/e2e/test_users.py``."""
 
 from __future__ import annotations
 
