@@ -6,6 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+FROZEN_BY_PYTHON_MAX = 1000
+"""Python 3.12 begins with some hundred objects frozen; a script that freezes freezes thousands."""
+
 _frozen_counts: list[int] = []
 """How many objects a script had frozen, when that was first seen; empty: none yet."""
 
@@ -35,6 +38,6 @@ def _has_frozen() -> bool:
 
     Where there are none that takes no time, so it is asked each time.
     """
-    if not _frozen_counts and (count := gc.get_freeze_count()):
+    if not _frozen_counts and (count := gc.get_freeze_count()) > FROZEN_BY_PYTHON_MAX:
         _frozen_counts.append(count)
     return bool(_frozen_counts)

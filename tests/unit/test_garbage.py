@@ -64,6 +64,17 @@ def test_what_was_made_meanwhile_is_not_searched_right_afterwards(request):
     assert made() is None
 
 
+def test_the_few_objects_that_python_begins_with_frozen_are_none_of_a_script(monkeypatch):
+    """Python 3.12 has 375; what is made would be searched right afterwards in each process."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    thawed = []
+    monkeypatch.setattr(gc, "unfreeze", lambda thaw=gc.unfreeze: thawed.append(thaw()))
+
+    make_nodes(1)
+
+    assert thawed
+
+
 def test_what_a_script_has_frozen_stays_frozen():
     gc.freeze()
     try:

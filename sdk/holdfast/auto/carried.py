@@ -25,6 +25,7 @@ from holdfast.auto.gathering import KINDS
 from holdfast.auto.passes import Pass
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # a venv may see those of another Python, too
 _CHANGEABLE = (list, dict, set, deque, bytearray, torch.Tensor)
 _STREAMS: tuple[type, ...] = (torch.Generator, random.Random)
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -92,9 +93,13 @@ def _asks(
     """
     makes = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     place = _place(frame)
-    nodes = ast.walk(function)
-    if any(isinstance(node, _COMPREHENSIONS) and _holds(node, place) for node in nodes):
-        return set(), asking if makes else Asking.NOT
+    inside = [
+        node
+        for node in ast.walk(function)  # outer ones come first
+        if isinstance(node, _COMPREHENSIONS) and _holds(node, place)
+    ]
+    if inside:  # those but generators have no frame of their own from Python 3.12 on
+        return set(), asking if isinstance(inside[-1], ast.GeneratorExp) else Asking.NOT
     if not loops:
         return set(), Asking.ANY
     last = loops[-1]
@@ -112,9 +117,13 @@ def _script_frames() -> Iterator[FrameType]:
         module = frame.f_globals.get("__name__", "")
         if module == "runpy":
             return
-        if not (module.startswith("holdfast.") or frame.f_code.co_filename.startswith(_LIBRARIES)):
+        if not (module.startswith("holdfast.") or _is_installed(frame.f_code.co_filename)):
             yield frame
         frame = frame.f_back
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _INSTALLED)
 
 
 def _tree(name: str) -> ast.Module | None:
@@ -192,7 +201,7 @@ def _is_of_a_library(kind: type) -> bool:
     name = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     if kind.__module__.startswith("holdfast."):
         return True
-    return name.startswith(_LIBRARIES) and kind.__module__ != "numpy"
+    return _is_installed(name) and kind.__module__ != "numpy"
 
 
 def _streams(frame: FrameType, is_kept: IsKept) -> Iterator[str]:

@@ -113,18 +113,49 @@ def _running_generators() -> Iterator[object]:
             yield value
 
 
+class _Slice(ctypes.Structure):
+    """What CPython keeps in an ``islice``: the calls for it warn from 3.12 on, and end in 3.14."""
+
+    _fields_ = (
+        ("_head", ctypes.c_byte * object.__basicsize__),
+        ("source", ctypes.c_void_p),
+        ("next", ctypes.c_ssize_t),
+        ("stop", ctypes.c_ssize_t),
+        ("step", ctypes.c_ssize_t),
+        ("taken", ctypes.c_ssize_t),
+    )
+
+
+def _fields_of(one: Any) -> _Slice:
+    return _Slice.from_address(id(one))
+
+
+def _knows_slices() -> bool:
+    """Tell whether this Python keeps an ``islice`` so."""
+    if islice.__basicsize__ != ctypes.sizeof(_Slice):
+        return False
+    one = islice(iter("abcdefgh"), 2, 8, 3)
+    next(one)
+    kept = _fields_of(one)
+    return (kept.next, kept.stop, kept.step, kept.taken) == (5, 8, 3, 3)
+
+
+_KNOWS_SLICES = _knows_slices()
+
+
 def _taken(one: Any) -> int:
     """Return how many an ``islice`` has taken; 0 of one that is used up, or cannot say."""
-    told: tuple[Any, ...] = one.__reduce__() if hasattr(one, "__setstate__") else ()
-    return int(told[2]) if len(told) > 2 else 0
+    if not _KNOWS_SLICES:
+        return 0
+    kept = _fields_of(one)
+    return int(kept.taken) if kept.source else 0
 
 
 def _set_taken(one: Any, count: int) -> bool:
-    """Have an ``islice`` count what was taken before; Python 3.14 has no call for it."""
-    put = getattr(one, "__setstate__", None)
-    if put is not None:
-        put(count)
-    return put is not None
+    """Have an ``islice`` count what was taken before."""
+    if _KNOWS_SLICES:
+        _fields_of(one).taken = count
+    return _KNOWS_SLICES
 
 
 def _set_index(one: Any, count: int) -> bool:

@@ -69,11 +69,19 @@ def _prepare(order: dict[str, Any]) -> None:
     try:
         _preload_all(order)
     finally:
-        gc.freeze()
-        gc.unfreeze()  # what they made counts as old
+        _count_as_old()
         gc.enable()
     if order.get("warm_cuda") and not _is_told(order["descriptor"]):
         _warm_cuda()
+
+
+def _count_as_old() -> None:
+    """Have the collector take all that is there for old, and leave frozen what Python froze."""
+    if gc.get_freeze_count():  # 3.12 begins with some: the search, which a standby has time for
+        gc.collect(1)
+    else:
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _preload_all(order: dict[str, Any]) -> None:

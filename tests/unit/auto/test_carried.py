@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import runpy
 
 import pytest
 
-from holdfast.auto.carried import carried
+from holdfast.auto.carried import carried, carried_names
 from holdfast.auto.flow import functions_of
 
 FUNCTIONS = """
@@ -70,3 +71,43 @@ def test_names_that_are_read_before_they_are_set(body, names):
 def test_a_while_loop_carries_too():
     tree = ast.parse("while step < 5:\n    step += 1")
     assert carried(tree.body[0], tree, {}) == {"step"}
+
+
+class Asked:
+    """Looks for what the loops carry that ask for a batch."""
+
+    def __init__(self):
+        self.names = None
+
+    def batch(self):
+        self.names = carried_names(lambda value: isinstance(value, Asked))
+
+
+def test_a_list_in_a_generator_goes_over_a_whole_pass():
+    """From Python 3.12 on it has no frame of its own, and the generator's stands for it."""
+    asked = Asked()
+
+    def lists():
+        while True:
+            yield [batch for batch in map(lambda _: asked.batch(), "a")]  # noqa: C416, C417
+
+    made = lists()
+    for _round in range(2):
+        next(made)
+
+    assert asked.names == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"), [("own", ["_", "n"]), ("dist-packages", []), ("site-packages", [])]
+)
+def test_loops_of_libraries_are_none_of_the_script_wherever_they_are(tmp_path, folder, names):
+    """As those of a venv that sees what is installed outside of it."""
+    path = tmp_path / folder / "loops.py"
+    path.parent.mkdir()
+    path.write_text("def loop(ask):\n    n = 0\n    for _ in 'ab':\n        n += ask() or 1\n")
+    asked = Asked()
+
+    runpy.run_path(str(path))["loop"](asked.batch)
+
+    assert asked.names == names

@@ -7,6 +7,7 @@ from itertools import islice, repeat
 import pytest
 from tqdm import tqdm
 
+from holdfast.auto import counters as module
 from holdfast.auto.counters import Counters, counters_of
 
 
@@ -88,3 +89,11 @@ def test_a_slice_that_is_used_up_counts_nothing():
     slices = islice("ab", 1)
     list(slices)
     assert Counters(slices=[slices]).values() == [0]
+
+
+def test_a_slice_that_another_python_keeps_otherwise_is_named(monkeypatch):
+    monkeypatch.setattr(module, "_KNOWS_SLICES", False)
+    slices = islice("abc", 2)
+
+    assert Counters(slices=[slices]).move_on(1) == ["islice"]
+    assert list(slices) == ["a", "b"]
