@@ -10,6 +10,8 @@ from typing import cast
 
 import torch
 
+UNREGISTER_S_MAX = 30.0
+"""Seconds: the driver may wait for all that the GPU has to do, and that may never end."""
 _DRIVER = "libcuda.so.1"
 _PORTABLE, _READ_ONLY = 1, 8
 _RELAXED = 2
@@ -53,8 +55,10 @@ class CudaDevice:
         self._call(lambda: _host_register(memory.data_ptr(), memory.nbytes, flags))
 
     def unregister(self, memory: torch.Tensor) -> None:
-        """See ``Device.unregister``."""
-        self._call(lambda: _host_unregister(memory.data_ptr()))
+        """See ``Device.unregister``; waits ``UNREGISTER_S_MAX`` at most."""
+        address = memory.data_ptr()
+        if not self._call(lambda: _host_unregister(address), UNREGISTER_S_MAX):
+            raise RuntimeError(f"{self.name} has not let go of memory in {UNREGISTER_S_MAX:g} s")
 
     def stand_aside(self) -> None:
         """See ``Device.stand_aside``; does nothing on ROCm."""
@@ -62,8 +66,8 @@ class CudaDevice:
         if exchange is not None:
             exchange(ctypes.byref(ctypes.c_int(_RELAXED)))
 
-    def _call(self, call: Callable[[], None]) -> None:
-        """Do ``call`` with this device's context, on a thread of its own.
+    def _call(self, call: Callable[[], None], timeout_s: float | None = None) -> bool:
+        """Do ``call`` with this device's context, on a thread of its own; False: not in time.
 
         A call that failed leaves its error with its thread, and the next kernel that is launched
         there would raise it: that must not be training's.
@@ -80,9 +84,12 @@ class CudaDevice:
 
         thread = threading.Thread(target=work, name="holdfast-register", daemon=True)
         thread.start()
-        thread.join()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            return False
         if failures:
             raise failures[0]
+        return True
 
 
 class CudaDevices:

@@ -43,7 +43,10 @@ LOST = "the agent lost its bytes before they were safe"
 LATE = "this rank heard too late that the step should be saved"
 LARGE = "; step() counts optimizer steps, not samples or tokens: news come at most 1000 steps ahead"
 STEPS_LATE_MAX = 1000
-EAGER = "no optimizer step was seen between two saves, so saves copy everything before returning"
+EAGER = (
+    "no optimizer step was seen between two saves, or one was captured in a graph, so saves copy "
+    "everything before returning"
+)
 
 Actions = list[ev.SaveAction]
 Handled = tuple[SaveState, Actions]
