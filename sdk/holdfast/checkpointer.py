@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import time
 from collections.abc import Collection, Mapping, MutableMapping
 from functools import partial
@@ -38,6 +37,7 @@ from holdfast.policy import (
 from holdfast.state.capture import Capture
 from holdfast.state.left_out import check_follows
 from holdfast.training import launch
+from holdfast.training.ending import has_failed
 from holdfast.training.job_terms import Terms, check_arguments
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
@@ -419,8 +419,8 @@ class Checkpointer:
 
     def _at_exit(self, error: BaseException | None = None) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
-        error = error or getattr(sys, "last_value", None)
-        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        asked = self._preemption is not None and self._preemption.asked
+        failed = has_failed(error, asked=asked)
         self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX, in_order=not failed)
 
     def _end(self, timeout_s: float, *, in_order: bool = False) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import subprocess
 import sys
 import warnings
 import weakref
 
 import pytest
 import torch
-from tests.e2e.stack import running_stack
+from tests.e2e.stack import environment, running_stack
 from tests.unit.state import worlds
 
 import holdfast
@@ -294,6 +295,30 @@ def test_an_exit_without_error_in_a_block_is_in_order(make, code, saved):
     restored = make(restored=False).restore()
 
     assert (restored and restored.step) == saved
+
+
+def test_under_the_launcher_an_exit_with_an_error_is_a_failure_without_a_block_too(
+    make, stack, tmp_path, request
+):
+    """G7: nothing is saved at exit, and ``Auto()`` counts it; the next start is no first one."""
+    job = request.node.name[:60]
+    (tmp_path / "train.py").write_text(
+        "import sys, torch, holdfast\n"
+        "state = {'weight': torch.ones(4)}\n"
+        f"ck = holdfast.Checkpointer('{job}', state, replicas=0, save=holdfast.AtExit())\n"
+        "ck.restore()\n"
+        "ck.step(2)\n"
+        "sys.exit(3)\n"
+    )
+    command = ["run", "--no-standby", "--max-restarts", "0", "--job", job, "train.py"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *command], cwd=tmp_path, check=False,
+        env=environment(HOLDFAST_AGENT=stack.node(0)["agent"]), capture_output=True, text=True,
+    )  # fmt: skip
+    again = make()
+
+    assert ended.returncode == 3, ended.stderr
+    assert again._saver.record.failures_count == 1
 
 
 def test_saves_go_on_after_the_optimizer_was_given_other_tensors(make, stack, request):

@@ -43,6 +43,7 @@ from holdfast.copying.cuda import CUDA
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.patches import Patches
 from holdfast.policy import AnyOf, EverySteps, OnPreemption
+from holdfast.said import is_first_to_say
 from holdfast.state.passes import PassedLoader
 from holdfast.state.tracked import TrackedAttributes
 from holdfast.untraced import untraced
@@ -338,7 +339,7 @@ class Driver:
         self._phase = Phase.CATCHING_UP
         self._check_files(self._target)
         if self._target.ranks != _ranks():
-            self.say(
+            self.tell(
                 f"saved by {self._target.ranks} ranks, and now there are {_ranks()}: training goes "
                 f"on with what is left of the epoch, but not with the same bits"
             )
@@ -484,10 +485,10 @@ class Driver:
             )
 
     def say(self, text: str) -> None:
-        """Warn once."""
-        if text not in self._said:
-            self._said.add(text)
+        """Warn once, on one rank of those that would say the same."""
+        if text not in self._said and is_first_to_say(text):
             log.warning("holdfast --auto: %s", text)
+        self._said.add(text)
 
     def tell(self, text: str) -> None:
         """Tell people, on rank 0."""

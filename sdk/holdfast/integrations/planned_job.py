@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ from holdfast.policy import (
 )
 from holdfast.state.given import Given
 from holdfast.training import launch
+from holdfast.training.ending import has_failed
 from holdfast.training.job_terms import Terms
 from holdfast.training.late_restore import LateRestore
 from holdfast.training.restore import Decided, timeout
@@ -248,7 +248,7 @@ class PlannedJob:
         return error
 
     def _at_exit(self) -> None:
-        failed = getattr(sys, "last_value", None) is not None
+        failed = has_failed(asked=False)
         error = self._close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
         if error is not None:
             log.error("job %s: %s", self.job, error)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.meshes import MESH, MESHES, required, text_of
 from holdfast.core.rounds import Place
 from holdfast.launcher.keeper import MARK
+from holdfast.said import FOLDER
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH", MESH, MESHES)
+OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH", MESH, MESHES, FOLDER)
 
 
 def own(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -20,7 +21,14 @@ def own(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def constant(
-    environ: Mapping[str, str], *, agent: str, job: str, local_rank: int, ranks: int, restarts: int
+    environ: Mapping[str, str],
+    *,
+    agent: str,
+    job: str,
+    local_rank: int,
+    ranks: int,
+    restarts: int,
+    said: str,
 ) -> dict[str, str]:
     """Return what a rank of this node has in every round; a standby begins with it."""
     made = {
@@ -32,6 +40,7 @@ def constant(
         "TORCHELASTIC_MAX_RESTARTS": str(restarts),
         "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        FOLDER: said,
     }
     made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if ranks > 1:

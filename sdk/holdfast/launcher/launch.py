@@ -268,6 +268,7 @@ class Launcher:
             local_rank=local_rank,
             ranks=self._ranks_count,
             restarts=self._options.restarts_max,
+            said=str(self._folder),
         )
         return RankProcess(self._command, local_rank, environ, preload, self._keeper, self._tell)
 

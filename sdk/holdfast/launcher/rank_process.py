@@ -155,7 +155,9 @@ def _become(command: list[str], failure_file: str, *, module: bool) -> None:
             _run_module(command)
         else:
             _run_script(command)
-    except SystemExit:
+    except SystemExit as error:
+        if os.getpid() == me and _is_failure(error):
+            _note_exit(error, failure_file)
         raise
     except BaseException as error:
         shown = _without_ours(error.__traceback__)
@@ -203,18 +205,39 @@ def _without_ours(shown: types.TracebackType | None) -> types.TracebackType | No
     return shown
 
 
+def _is_failure(error: SystemExit) -> bool:
+    return not (error.code is None or (isinstance(error.code, int) and error.code == 0))
+
+
+def _note_exit(error: SystemExit, failure_file: str) -> None:
+    """Leave word of an exit with an error, also for who closes something as this process ends."""
+    if ending := sys.modules.get("holdfast.training.ending"):
+        vars(ending)["exited_with_error"] = True
+    facts: dict[str, object] = {"kind": "SystemExit", "step": _last_step()}
+    with contextlib.suppress(Exception):  # what it says is an object of the script's
+        if not isinstance(error.code, int):
+            said = " ".join(str(error.code).split())
+            facts["reason"] = f"exit with an error: {said}"[:REASON_LENGTH_MAX]
+    with contextlib.suppress(OSError):
+        Path(failure_file).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _last_step() -> int:
+    progress = sys.modules.get("holdfast.training.progress")
+    return int(progress.Progress.last) if progress else -1
+
+
 def _note(error: BaseException, failure_file: str) -> None:
     """Leave word of an exception for the launcher, and torchrun's file unless there is one."""
     shown = traceback.TracebackException(type(error), error, None)
     shown.__notes__ = None  # they would come last
     lines = list(shown.format_exception_only())
     detail = "".join(traceback.format_exception(error))
-    progress = sys.modules.get("holdfast.training.progress")
     facts = {
         "reason": lines[-1].strip()[:REASON_LENGTH_MAX],
         "detail": detail[-DETAIL_LENGTH_MAX:],
         "kind": type(error).__name__,
-        "step": progress.Progress.last if progress else -1,
+        "step": _last_step(),
     }
     with contextlib.suppress(OSError):
         Path(failure_file).write_text(json.dumps(facts), encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from holdfast.format.names import is_shared, is_under
 from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
+from holdfast.said import is_first_to_say
 from holdfast.state.capture import Capture
 from holdfast.training.decided_value import decided_value
 from holdfast.training.naming import Namer, Naming, Scope
@@ -138,7 +139,9 @@ def restore(
             f"({found.step if found else 0}): start the job again"
         )
     if _begins_anew(decision):
-        if decision.state is DecisionState.LOST:
+        if session.spec.rank:
+            pass  # the first one says it for all
+        elif decision.state is DecisionState.LOST:
             log.warning("training starts at step 0, no checkpoint can be read: %s", decision.reason)
         elif decision.reason:
             log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
@@ -319,14 +322,14 @@ def _load(
     _say_costs(session, chosen, load_s, sum(sources.values()))
     session.begun(decision.checkpoint)
     if found.missing:
-        text = "the checkpoint lacks these parts of the state, which keep their values: %s"
-        log.warning(text, ", ".join(found.missing))
+        _say(
+            "the checkpoint lacks these parts of the state, which keep their values", found.missing
+        )
     if found.unexpected:
-        text = "the state lacks these parts of the checkpoint, which are ignored: %s"
-        log.warning(text, ", ".join(found.unexpected))
+        _say("the state lacks these parts of the checkpoint, which are ignored", found.unexpected)
     log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
     start = session.spec.start
-    if start is not None and (start.fresh or step != start.step):
+    if session.spec.rank == 0 and start is not None and (start.fresh or step != start.step):
         text = "job %s: launch (%s) already started over or went back; now at step %d"
         log.warning(text, session.spec.job, start.name, step)
     return Restored(
@@ -365,6 +368,12 @@ def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_
         return replace(report, costs=costs)
 
     session.report(change)
+
+
+def _say(what: str, names: Sequence[str]) -> None:
+    text = f"{what}: {', '.join(names)}"
+    if is_first_to_say(text):
+        log.warning("%s", text)
 
 
 def _say_order(session: AgentSession, job: str, reason: str) -> None:

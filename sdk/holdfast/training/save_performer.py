@@ -21,6 +21,7 @@ from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.guards import RefuseNonFinite
 from holdfast.logs import steady_logger
+from holdfast.said import is_first_to_say
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.finite_check import FiniteCheck
@@ -186,7 +187,8 @@ class SavePerformer:
         for text in (*plan.left_out, *self._capture.surprises):
             if text not in self._told:
                 self._told.add(text)
-                log.warning("job %s: %s", self._spec.job, text)
+                if is_first_to_say(text):
+                    log.warning("job %s: %s", self._spec.job, text)
 
     def _say_refusal(self, reason: str) -> None:
         """Tell people, once for each reason, that copies go through pageable memory."""

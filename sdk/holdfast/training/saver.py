@@ -26,6 +26,7 @@ from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError, NonFiniteError
 from holdfast.format.notes import step_note
 from holdfast.guards import RefuseNonFinite
+from holdfast.said import is_first_to_say
 from holdfast.snapshot.plan import Source
 from holdfast.training.handles_by_step import Handles
 from holdfast.training.plan_doubts import PlanDoubts
@@ -267,10 +268,10 @@ class Saver:
             self._last_notes = dict(notes) if isinstance(notes, dict) else notes
         if idle and self._capture.optimizers and not self._warned_idle:
             self._warned_idle = True
-            warnings.warn(
+            _warn(
                 f"step({step}): no captured optimizer has stepped since the last call; step counts "
                 f"optimizer steps, not micro-batches",
-                stacklevel=3,
+                stacklevel=4,
             )
         return is_asked
 
@@ -289,11 +290,11 @@ class Saver:
         if self._performer.gate.steps_count == self._steps_seen or self._warned_behind:
             return
         self._warned_behind = True
-        warnings.warn(
+        _warn(
             f"step({step}) does nothing after step {newest}, but an optimizer has stepped since: n "
             f"counts completed optimizer steps, over all epochs and restarts; go on from "
             f"restored.step, and call step(n) after the n-th",
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def take_failure(self) -> CheckpointError | None:
@@ -322,10 +323,10 @@ class Saver:
         state = self._state
         idle = self._done[0] < 0 and not state.saves_count and state.parent is None
         if idle and self._performer.gate.steps_count and self._capture.optimizers:
-            warnings.warn(
+            _warn(
                 "nothing was saved: step() was never called, and optimizers have stepped; call "
                 "step(n) after the n-th optimizer step",
-                stacklevel=4,
+                stacklevel=5,
             )
         if save_last:
             self._save_last()
@@ -365,12 +366,12 @@ class Saver:
             return
         if self._performer.may_differ(updates):
             stepped = updates != self._performer.gate.updates_count
-            warnings.warn(
+            _warn(
                 f"step {step} is not saved at exit, as an optimizer has stepped since "
                 f"step({step}): the state is another one; call step() before you end"
                 if stepped
                 else f"step {step} is not saved at exit, as {UNSEEN}; call save({step}) at the end",
-                stacklevel=4,
+                stacklevel=5,
             )
             return
         self._doubts = None  # a look at other ranks would take a thread, and none starts at exit
@@ -421,3 +422,8 @@ def _doubts(spec: AttemptSpec, session: AgentSession) -> PlanDoubts:
         lambda event: session.post(event=event),
         lambda look: session.spawn("plan", look),
     )
+
+
+def _warn(text: str, *, stacklevel: int) -> None:
+    if is_first_to_say(text):
+        warnings.warn(text, stacklevel=stacklevel)

@@ -416,6 +416,18 @@ def test_variables_of_a_closure_are_told_or_kept(runs):
     assert "carries" not in runs.told
 
 
+def test_what_does_not_come_back_is_told_once_to_a_launch(runs, tmp_path, monkeypatch):
+    """Its ranks share a folder, through all rounds; what is told of a round is told in each."""
+    monkeypatch.setenv("HOLDFAST_SAID", str(tmp_path))
+    runs.write(COUNTED.format("")).run()
+    first = runs.told
+    runs.run()
+
+    assert "the training loop carries these" in first
+    assert "the training loop carries these" not in runs.told
+    assert "goes on after step" in runs.told
+
+
 def test_another_number_of_ranks_is_told(runs, monkeypatch):
     runs.write(SAME["training in eval mode"]).run(kill_at=8)
     monkeypatch.setenv("WORLD_SIZE", "2")

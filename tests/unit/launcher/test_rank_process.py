@@ -156,6 +156,32 @@ def test_notes_of_an_exception_are_no_reason(tmp_path):
     assert "seen" in err
 
 
+EXITS = """
+    import atexit, sys
+    from holdfast.training import ending, progress
+    progress.Progress.last = 7
+    atexit.register(lambda: print("failed", ending.has_failed(asked=False)))
+    sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [("3", ""), ("'no\\ndata'", "exit with an error: no data"), ("0", None), ("None", None)],
+)
+def test_an_exit_with_an_error_is_a_failure_at_its_step(tmp_path, code, reason):
+    """F105: else two exits far apart were the same failure twice; and it is no end in order."""
+    rank = Rank(tmp_path, script(tmp_path, EXITS.format(code=code)))
+    _, out, _ = rank.go()
+
+    assert out == f"failed {reason is not None}\n"
+    assert rank.noted.exists() == (reason is not None)
+    if reason is not None:
+        noted = json.loads(rank.noted.read_text())
+        assert (noted["step"], noted["kind"]) == (7, "SystemExit")
+        assert noted.get("reason", "") == reason
+
+
 def test_processes_that_it_starts_find_its_functions(tmp_path):
     name = script(
         tmp_path,

@@ -129,7 +129,9 @@ def test_a_rank_has_torchruns_variables():
         round=3, nonce="n", master_address="h", master_port=9, first_rank=4, world_size=8,
         node_rank=1, nodes_count=2,
     )  # fmt: skip
-    environ = environment.constant({}, agent="/a", job="j", local_rank=1, ranks=4, restarts=20)
+    environ = environment.constant(
+        {}, agent="/a", job="j", local_rank=1, ranks=4, restarts=20, said="/tmp/s"
+    )
     environ |= environment.of_round(place, {}, launch="L", local_rank=1, error_file="e")
 
     assert environ == {
@@ -141,6 +143,7 @@ def test_a_rank_has_torchruns_variables():
         "TORCHELASTIC_ERROR_FILE": "e", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
         "HOLDFAST_AGENT": "/a", "HOLDFAST_ATTEMPT": "n", "HOLDFAST_LAUNCH": "L",
+        "HOLDFAST_SAID": "/tmp/s",
     }  # fmt: skip
 
 
@@ -188,6 +191,9 @@ def test_exits_are_told_apart():
     own = failure(3, 1, {"reason": "ValueError: no", "kind": "ValueError", "step": 4})
     assert (own.outside, own.of_peer, own.step, own.exit_code) == (False, False, 4, 1)
     assert failure(3, 2, {}).reason == "exit code 2"
+    early, late = (failure(3, 2, {"kind": "SystemExit", "step": step}) for step in (4, 90))
+    assert (late.reason, late.step) == ("exit code 2", 90)
+    assert not late.repeats(early), "the script got further"
     assert failure(3, 1, {"reason": "x", "kind": "StaleGenerationError"}).outside
     peer = {"reason": "RuntimeError: [..] Connection closed by peer", "kind": "RuntimeError"}
     assert failure(3, 1, peer).of_peer
