@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import linecache
 import random
+import re
 import sys
 import sysconfig
 from collections import deque
@@ -60,6 +62,34 @@ def carried_names(
             found.update(by_itself)
     found.difference_update(variables)
     return sorted(name for name in found if name.split(".")[-1] not in tracked or "." not in name)
+
+
+def how_to_keep(names: Sequence[str]) -> str:
+    """Return the end of a sentence about names that are carried: the lines that keep them.
+
+    An attribute of a class stands for that of an object of it.
+
+    >>> print("carried" + how_to_keep(["Net.rate", "step"]))
+    carried; to keep them, write before the loop
+        kept = holdfast.track(step=step)
+        holdfast.track(net, "rate")
+    and use kept.step in it
+    """
+    variables = [name for name in names if name.isidentifier()]
+    attributes = [name for name in names if re.fullmatch(r"\w+(\.\w+)+", name)]
+    if not variables and not attributes:
+        return "; holdfast.track keeps variables and attributes"
+    lines = ["; to keep them, write before the loop"]
+    if variables:
+        lines.append(f"    kept = holdfast.track({', '.join(f'{n}={n}' for n in variables)})")
+    owners: dict[str, list[str]] = {}
+    for owner, _, attribute in (name.rpartition(".") for name in attributes):
+        owners.setdefault(owner.lower() if owner[0].isupper() else owner, []).append(attribute)
+    for owner, its in owners.items():
+        lines.append(f"    holdfast.track({', '.join([owner, *(json.dumps(one) for one in its)])})")
+    if variables:
+        lines.append(f"and use {', '.join(f'kept.{name}' for name in variables)} in it")
+    return "\n".join(lines)
 
 
 def carried(
@@ -217,15 +247,3 @@ def _streams(frame: FrameType, is_kept: IsKept) -> Iterator[str]:
         for name, value in items:
             if isinstance(value, kinds) and not is_kept(value):
                 yield prefix + name
-
-
-def how_to_keep(names: list[str]) -> str:
-    """Return what to write into the script to have these saved, as the end of a sentence."""
-    variables = [name for name in names if name.isidentifier()]
-    if not variables:
-        return "; holdfast.track keeps variables and attributes"
-    return (
-        f"; to keep them, write before the loop\n"
-        f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in variables)})\n"
-        f"and use {', '.join(f'kept.{name}' for name in variables)} in it"
-    )

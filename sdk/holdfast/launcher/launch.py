@@ -224,6 +224,8 @@ class Launcher:
         self._place, self._failed, self._finished = place, False, False
         self._ranks_count = place.ranks or self._ranks_count
         self._offer_port(round=place.nonce, finished=False, failure=None)
+        if place.round > 1:
+            self._tell(f"round {place.round} begins: {_counted(place)}")
         try:
             for local_rank in range(self._ranks_count):
                 self._go(place, local_rank)
@@ -442,6 +444,11 @@ def _lease_s(error: CheckpointError) -> float:
     """Return the lease of launchers that a refusal tells; 0: none."""
     told = error.context.get("lease_s", "")
     return float(told) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", told) else 0.0
+
+
+def _counted(place: Place) -> str:
+    ranks, nodes = place.world_size, place.nodes_count
+    return f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
 
 
 def _read(path: Path) -> dict[str, object]:

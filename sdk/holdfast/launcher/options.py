@@ -109,13 +109,19 @@ def check_script(options: Options) -> None:
     path = Path(options.script)
     if not path.is_file():
         raise InvalidRequestError(f"there is no script {options.script}; for a module write -m")
+    _check_python(path)
+
+
+def _check_python(path: Path) -> None:
     try:
-        ast.parse(path.read_bytes(), options.script)
+        ast.parse(path.read_bytes(), str(path))
     except OSError as cause:
-        raise InvalidRequestError(f"{options.script}: {cause.strerror}") from cause
-    except (MemoryError, RecursionError, SyntaxError, ValueError) as cause:
-        where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
-        raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
+        raise InvalidRequestError(f"{path}: {cause.strerror}") from cause
+    except SyntaxError as cause:
+        text = f"{path}, line {cause.lineno} is no Python: {cause.msg}"
+        raise InvalidRequestError(text) from cause
+    except (MemoryError, RecursionError, ValueError) as cause:
+        raise InvalidRequestError(f"{path} is no Python: {cause}") from cause
 
 
 def check_meshes(options: Options, ranks: int) -> None:
@@ -166,9 +172,13 @@ def _check_module(name: str) -> None:
     if not all(part.isidentifier() for part in name.split(".")):
         raise InvalidRequestError(f"-m {name}: that is no name of a module")
     folder = Path(*name.split("."))
-    local = [folder.with_suffix(".py"), folder / "__main__.py"]
-    if any(path.is_file() for path in local):
-        return
+    for path in (folder / "__main__.py", folder.with_suffix(".py")):
+        if path.is_file():
+            _check_python(path)
+            return
+    without_main = f"{name} is a package without a __main__, so it cannot be run"
+    if (folder / "__init__.py").is_file():
+        raise InvalidRequestError(without_main)
     try:
         spec = importlib.util.find_spec(name)
         inside = spec and spec.submodule_search_locations is not None
@@ -178,7 +188,7 @@ def _check_module(name: str) -> None:
     if spec is None:
         raise InvalidRequestError(f"there is no module {name}")
     if found is None:
-        raise InvalidRequestError(f"{name} is a package without a __main__, so it cannot be run")
+        raise InvalidRequestError(without_main)
 
 
 def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:

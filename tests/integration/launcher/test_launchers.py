@@ -35,6 +35,9 @@ def test_a_killed_rank_ends_all_others_and_all_begin_again(cluster):
     assert cluster.codes() == [0, 0]
     assert cluster.decision.launch.number in (0, 3)
     assert cluster.said().count("killed by SIGKILL") == 2
+    for log in cluster.folder.glob("*.log"):
+        begun = [line for line in log.read_text().splitlines() if "begins" in line]
+        assert begun == [f"holdfast run: round {n} begins: 2 ranks on 2 nodes" for n in (2, 3)]
     os.close(others[0])
 
 

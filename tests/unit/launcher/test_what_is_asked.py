@@ -97,12 +97,16 @@ def test_scripts_that_no_rank_could_run_are_refused(tmp_path, monkeypatch):
     (tmp_path / "deep.py").write_text("x = " + "-" * 200_000 + "1")
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "elsewhere" / "kit").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "kit" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     for options, said in (
         (Options(script="none.py"), "no script none.py"),
-        (Options(script="bad.py"), "bad.py, line 2"),
+        (Options(script="bad.py"), r"^bad.py, line 2 is no Python: [^(]*$"),
+        (Options(script="bad", module=True), "bad.py, line 2 is no Python"),
         (Options(script="nowhere.at.all", module=True), "no module nowhere.at.all"),
-        (Options(script="pack", module=True), "without a __main__"),
+        (Options(script="pack", module=True), "pack is a package without a __main__"),
+        (Options(script="kit", module=True), "kit is a package without a __main__"),
         (Options(script="", module=True), "no name of a module"),
         (Options(script="..pack", module=True), "no name of a module"),
         (Options(script="deep.py"), "deep.py is no Python"),
