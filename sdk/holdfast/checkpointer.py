@@ -419,8 +419,7 @@ class Checkpointer:
 
     def _at_exit(self, error: BaseException | None = None) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
-        asked = self._preemption is not None and self._preemption.asked
-        failed = has_failed(error, asked=asked)
+        failed = has_failed(error)
         self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX, in_order=not failed)
 
     def _end(self, timeout_s: float, *, in_order: bool = False) -> None:

@@ -280,9 +280,11 @@ def test_a_repeated_step_is_not_warned_of(make):
     assert ck.step(1) is None
 
 
-@pytest.mark.parametrize(("code", "saved"), [(None, 2), (0, 2), (1, None), ("error", None)])
+@pytest.mark.parametrize(
+    ("code", "saved"), [(None, 2), (0, 2), (143, 2), (1, None), ("error", None)]
+)
 def test_an_exit_without_error_in_a_block_is_in_order(make, code, saved):
-    """G7: ``AtExit`` saves the step that was done last, as it does without the block."""
+    """G7: ``AtExit`` saves the step that was done last; 143 tells that SIGTERM has asked for it."""
 
     def script():
         with make(save=holdfast.AtExit()) as first:

@@ -248,7 +248,7 @@ class PlannedJob:
         return error
 
     def _at_exit(self) -> None:
-        failed = has_failed(asked=False)
+        failed = has_failed()
         error = self._close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
         if error is not None:
             log.error("job %s: %s", self.job, error)

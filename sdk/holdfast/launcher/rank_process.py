@@ -212,7 +212,7 @@ def _is_failure(error: SystemExit) -> bool:
 def _note_exit(error: SystemExit, failure_file: str) -> None:
     """Leave word of an exit with an error, also for who closes something as this process ends."""
     if ending := sys.modules.get("holdfast.training.ending"):
-        vars(ending)["exited_with_error"] = True
+        vars(ending)["exited_with_error"] = ending.is_error(error.code)
     facts: dict[str, object] = {"kind": "SystemExit", "step": _last_step()}
     with contextlib.suppress(Exception):  # what it says is an object of the script's
         if not isinstance(error.code, int):

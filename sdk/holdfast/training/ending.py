@@ -7,6 +7,7 @@ exit by ``SystemExit`` nothing is left: only who runs the script hears its code.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 exited_with_error = False
@@ -15,15 +16,24 @@ exited_with_error = False
 The exit itself is not kept: its frames would live on, and all that they hold.
 """
 
+_WISHES = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_IN_ORDER = frozenset({0, *(128 + number for number in _WISHES)})
 
-def has_failed(error: BaseException | None = None, *, asked: bool) -> bool:
-    """Tell whether the script ends otherwise than in order, by ``error`` or by what is known.
 
-    ``asked``: a signal has asked for the end, which is told by an exit code of its own.
-    """
+def has_failed(error: BaseException | None = None) -> bool:
+    """Tell whether the script ends otherwise than in order, by ``error`` or by what is known."""
     error = error or getattr(sys, "last_value", None)
     if error is None:
-        return exited_with_error and not asked
-    if isinstance(error, SystemExit):
-        return not asked and error.code is not None and error.code != 0
-    return True
+        return exited_with_error
+    return not isinstance(error, SystemExit) or is_error(error.code)
+
+
+def is_error(code: object) -> bool:
+    """Tell whether a script that exits so has failed.
+
+    A code that tells of a signal is none: somebody wanted it to end, and it has made ready.
+
+    >>> is_error(None), is_error(1), is_error("no data"), is_error(128 + signal.SIGTERM)
+    (False, True, True, False)
+    """
+    return code is not None and not (isinstance(code, int) and code in _IN_ORDER)

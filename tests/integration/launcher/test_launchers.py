@@ -41,6 +41,17 @@ def test_a_killed_rank_ends_all_others_and_all_begin_again(cluster):
     os.close(others[0])
 
 
+def test_ranks_that_hang_are_ended_with_the_one_that_was_killed(cluster):
+    """As in a collective, which hears of no signal: nobody waits until it gives up."""
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+    cluster.script(f"if ROUND == 1:\n    {deaf}\n    forever()")
+    two(cluster, *PLAIN)
+    cluster.pid(1, 0)
+    kill(cluster.pid(1, 1))
+
+    assert cluster.codes() == [0, 0]
+
+
 def test_a_standby_takes_the_place_of_a_rank(cluster):
     cluster.script("forever() if ROUND < 2 else print('preloaded', 'colorsys' in sys.modules)")
     launcher = cluster.launcher("a", "--preload", "colorsys", "--nnodes", "2")

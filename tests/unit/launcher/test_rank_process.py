@@ -160,7 +160,7 @@ EXITS = """
     import atexit, sys
     from holdfast.training import ending, progress
     progress.Progress.last = 7
-    atexit.register(lambda: print("failed", ending.has_failed(asked=False)))
+    atexit.register(lambda: print("failed", ending.has_failed()))
     sys.exit({code})
 """
 
