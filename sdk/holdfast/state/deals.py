@@ -84,7 +84,10 @@ ALONE = "one rank"
 
 
 class SamplerDeals:
-    """The deals of one loader over map-style data. ``alone``: there is one rank."""
+    """The deals of a loader whose sampler ranks share, or gives each sample once.
+
+    ``alone``: there is one rank.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
@@ -165,7 +168,7 @@ class SamplerDeals:
             here = replace(saved.order, length=order_of(self._shared).length)
         elif self._shared is not None:
             here = order_of(self._shared)
-        elif alone and by_torch and _is_whole(self._sampler):
+        elif alone and by_torch:  # and its sampler gives each sample once
             here = replace(saved.order, length=len(self._sampler))
         else:
             raise InvalidRequestError(not_shared(self._loader, saved.ranks))
@@ -261,8 +264,6 @@ def deals_of(loader: DataLoader[Any]) -> Deals | None:
     """Return how the epochs of a loader are dealt out; None: only its own code knows."""
     if is_elastic(loader.dataset):
         return LaneDeals(loader, loader.dataset)
-    if isinstance(loader.dataset, IterableDataset):
-        return None
     sampler, _ = _samplers(loader)
     return SamplerDeals(loader) if _is_shared(sampler) or _is_whole(sampler) else None
 
@@ -292,7 +293,7 @@ def check_agreed(path: str, trees: Mapping[int, Any]) -> None:
 def _used(tree: Mapping[str, Any]) -> str:
     """Return as text what of its epoch a rank says that all have used."""
     over, dealt = tree.get("over"), tree.get("dealt")
-    if tree["live"] and dealt:
+    if dealt:
         return f"{dealt['used']} samples of epoch {dealt['order']['epoch']}"
     if over:
         return f"{over['order']['length']} samples of epoch {over['order']['epoch']}"
