@@ -87,8 +87,11 @@ class Gate:
         return trusted
 
     def sees(self, optimizers: Iterable[Optimizer]) -> bool:
-        """Tell whether ``updates_count`` has all updates: each was seen to step, none captured."""
-        return not self.blind and all(optimizer in self._known for optimizer in optimizers)
+        """Tell whether ``updates_count`` has all updates of what these train.
+
+        Each of it is a parameter of an optimizer that was seen to step, and none was captured.
+        """
+        return not self.blind and _trained(optimizers) <= _trained(self._known)
 
     def before_update(self) -> None:
         """Have what this thread does next come after the copy; waits ``gate_s_max`` at most."""
@@ -132,3 +135,7 @@ class Gate:
         if not wait(self._gate_s_max):
             self._engine.abandon(f"the copy held an optimizer step up for {self._gate_s_max} s")
         self.waited_s += time.perf_counter() - begun_s
+
+
+def _trained(optimizers: Iterable[Optimizer]) -> set[int]:
+    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}

@@ -44,7 +44,7 @@ from holdfast.state import ddp_buckets as buckets
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.dataloaders import ResumableLoader, StatefulLoader
 from holdfast.state.frozen import declared_count, declared_tensors
-from holdfast.state.inner_optimizers import dealt_out, stepping
+from holdfast.state.inner_optimizers import announcing, dealt_out
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loader_makes import is_stateful_loader
@@ -159,7 +159,7 @@ class Capture:
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """Every captured torch optimizer that steps, in order; the gate watches them."""
-        return [stepping(optimizer) for optimizer in self._optimizers]
+        return [announcing(optimizer) for optimizer in self._optimizers]
 
     @property
     def _optimizers(self) -> Sequence[Optimizer]:

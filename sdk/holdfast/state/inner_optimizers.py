@@ -39,6 +39,18 @@ def stepping(optimizer: Optimizer) -> Optimizer:
     return inner
 
 
+def announcing(optimizer: Optimizer) -> Optimizer:
+    """Return that whose steps torch's hooks tell of: what steps, or what a wrapper has inside.
+
+    A wrapper, such as Accelerate's, has the groups of another one as its own, and no hook.
+    """
+    steps = stepping(optimizer)
+    inside = getattr(steps, "optimizer", None)
+    if isinstance(inside, Optimizer) and inside.param_groups is steps.param_groups:
+        return inside
+    return steps
+
+
 def dealt_out(optimizer: Any) -> tuple[int, ...]:
     """Return to which ranks the parameters are dealt out; empty: this rank steps all of them."""
     if _outer(optimizer) != _ZERO:

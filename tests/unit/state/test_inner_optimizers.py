@@ -18,6 +18,8 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
 from holdfast.format.segment import header_length
+from holdfast.snapshot.engine import CopyEngine
+from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.state.capture import Capture
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own import
@@ -341,3 +343,39 @@ def test_a_group_that_was_added_is_saved_with_what_the_inner_optimizer_has_of_it
         added = held["o"].param_groups[1]
         assert (0.3, 1e-8, (0.9, 0.999)) == (added["lr"], added["eps"], added["betas"])
     assert "another class" not in caplog.text
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As Accelerate's: it has the groups and the state of another one, whose steps are told."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def test_a_gate_watches_what_is_inside_of_a_wrapper():
+    """Of the wrapper no step is ever told, and saves would copy everything at once for good."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    wrapped = Wrapped(torch.optim.SGD([weight], lr=0.1))
+    capture = Capture({"m": torch.nn.ParameterList([weight]), "o": wrapped}, rank=0, world_size=1)
+    gate = Gate(CopyEngine(lambda _: None))
+    try:
+        gate.trusts(capture.optimizers)
+        assert not gate.sees([wrapped])
+        wrapped.step()
+        assert gate.trusts(capture.optimizers)
+        assert gate.sees(capture.optimizers)
+        assert gate.sees([wrapped]), "each of its parameters is one of what was seen"
+    finally:
+        gate.uninstall()
