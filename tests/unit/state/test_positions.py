@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Samp
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import ElasticSampler, ResumableLoader
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state.passes import PassedLoader
 from holdfast.state.positions import LoaderClock
 
@@ -247,6 +247,18 @@ def test_an_iterator_that_has_given_nothing_is_made_again_by_the_streams_of_its_
     del kept, made
 
 
+def test_an_order_that_was_not_drawn_yet_is_drawn_from_the_stream_that_was_restored():
+    """An iterator was made, and had given nothing: its sampler draws with the first batch."""
+    loader, again = shuffled(), shuffled()
+    iterator = iter(loader)
+    state, stream = loader.state_dict(), torch.get_rng_state()
+    order = rest(iterator)
+    torch.set_rng_state(stream)
+    again.load_state_dict(state)
+
+    assert rest(again) == order
+
+
 def alone(batch_size: int = 1, **more: Any) -> ResumableLoader:
     sampler = RandomSampler(range(SIZE))
     return of_world(DataLoader(range(SIZE), batch_size, sampler=sampler, **more), (0, 1))
@@ -336,3 +348,102 @@ def test_an_epoch_that_torchdatas_loader_began_goes_on_in_torchs():
     again = make(DataLoader)
     again.load_state_dict(state)
     assert rest(again) == [*range(2, SIZE, 2)]
+
+
+def test_ranks_that_share_nothing_and_are_as_many_as_before_hear_nothing(caplog):
+    again = unshared()
+    again.load_state_dict(inside(unshared()))
+    assert len(rest(again)) == SIZE - 1
+    assert not caplog.records
+
+
+def test_an_epoch_of_one_rank_goes_on_with_a_sampler_of_which_nothing_is_known():
+    """Each of the ranks that there are now has its own order, and none is dealt out."""
+    order = [*range(SIZE)]
+    again = of_world(DataLoader(range(SIZE), sampler=order), (0, 2))
+    again.load_state_dict(inside(of_world(DataLoader(range(SIZE)), (0, 1))))
+    assert rest(again) == order[1:]
+
+
+def test_a_state_of_before_deals_were_saved_goes_on_as_it_was():
+    """It says nothing of its order, which is not to say that only its sampler knew it."""
+    state = inside(elastic(shuffle=False))
+    del state["dealt"]
+    again = elastic(shuffle=False)
+    again.load_state_dict(state)
+    assert rest(again) == [*range(2, SIZE, 2)]
+
+
+def test_what_is_left_may_be_begun_and_let_be():
+    """A script looks at a loader before its loop: an iterator that is made has taken the rest."""
+    again = elastic(3, shuffle=False)
+    again.load_state_dict(inside(elastic(shuffle=False)))
+    kept = iter(again)
+    assert rest(again) == [*range(0, SIZE, 3)]
+    del kept
+
+
+def test_a_loader_of_no_data_is_not_taken_for_one_that_was_counted(caplog):
+    loader = ResumableLoader(DataLoader([]))
+    for _ in range(2):
+        iter(loader)
+    assert not caplog.records
+
+
+class Failing(Seen):
+    """Data of which a part cannot be read."""
+
+    fails: frozenset[int] = frozenset()
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.fails:
+            raise OSError(f"no sample {index}")
+        return super().__getitem__(index)
+
+
+def test_what_fails_only_when_it_is_drawn_once_more_is_not_passed_over():
+    """The loop had been given that batch: a restart that goes on without says so."""
+    loader, again = ResumableLoader(DataLoader(Failing())), ResumableLoader(DataLoader(Failing()))
+    again.load_state_dict(inside(loader))
+    again.loader.dataset.fails = frozenset([0])
+    with pytest.raises(OSError, match="no sample 0"):
+        iter(again)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_iterator_that_is_kept_at_its_end_is_not_live_and_one_inside_is(counted):
+    """Else a restart would begin with an empty epoch, or leave out the rest of one."""
+    loader = ResumableLoader(DataLoader(range(3)), counted=counted)
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.state_dict()["live"] is True
+    assert rest(iterator) == [1, 2]
+    assert loader.state_dict()["live"] is False
+
+
+class ByItself(DataLoader):
+    """Makes its batches by its own code, of what its sampler gives or of something else."""
+
+    asks = True
+
+    def __iter__(self) -> Any:
+        return map(torch.tensor, [*self.batch_sampler] if self.asks else [[0], [1]])
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_loader_that_does_not_ask_for_the_rest_is_refused(asks):
+    """It would use samples that were used before."""
+
+    def make(ranks: int) -> ResumableLoader:
+        sampler = ElasticSampler(range(SIZE), ranks, 0, shuffle=False)
+        loader = ByItself(range(SIZE), sampler=sampler)
+        loader.asks = asks
+        return of_world(loader, (0, ranks))
+
+    again = make(3)
+    again.load_state_dict(inside(make(2)))
+    if asks:
+        assert rest(again) == [2, 5, 8, 11]
+    else:
+        with pytest.raises(PreconditionError, match="ByItself makes its batches in a way of its"):
+            rest(again)
