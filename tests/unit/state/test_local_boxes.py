@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, covers, intersect, whole
-from holdfast.state.local_boxes import is_sharded, local, local_box
+from holdfast.state.local_boxes import Piece, is_sharded, know_piece, local, local_box
 
 RANKS = range(4)
 
@@ -201,3 +201,17 @@ def test_ranks_of_any_order_may_hold_copies():
     here = on(1, (4,), None, held)
 
     assert (whole((2,)), (0, 1, 2, 3)) == (here.box, here.holders)
+
+
+def test_state_on_a_mesh_tells_its_own_box_whatever_piece_its_parameter_is():
+    """Of the same shape as what is here of a flattened parameter: it is no piece of that."""
+    parameter = nn.Parameter(torch.zeros(8))
+    know_piece(parameter, Piece((4, 4), Box((0,), (8,)), (0,), (0, 1)))
+
+    def action(mesh):
+        state = made(mesh, (8,), (Replicate(),))
+        return local_box("o.state.w.m", state, parameter), local_box("w", parameter)
+
+    of_state, of_parameter = on(0, (4,), ("a",), action)
+    assert (of_state.shape, of_state.box, of_state.holders) == ((8,), whole((8,)), (0, 1, 2, 3))
+    assert of_parameter.shape == (4, 4)
