@@ -31,7 +31,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RUN = re.compile(r"[a-z0-9]{1,32}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_ROUTES = frozenset({"checkpoints", "collect", "ledger", "retention", "scrub"})
+_ROUTES = frozenset({"checkpoints", "collect", "ledger", "retention", "save", "scrub"})
 """What follows a job's name in the paths of REST, where a name may hold slashes."""
 _SESSION = re.compile(r"[0-9a-f]{32}")
 
