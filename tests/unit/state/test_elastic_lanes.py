@@ -287,3 +287,13 @@ def test_a_loader_that_makes_its_batches_elsewhere_is_refused_with_the_first():
     loader.load_state_dict(saved)
     with pytest.raises(PreconditionError, match="Apart makes its batches in a way of its own"):
         next(iter(loader))
+
+
+def test_lanes_are_shuffled_anew_in_each_epoch_and_by_the_seed_alone():
+    whole = sorted(Lines(LENGTHS).ranges(0))
+    orders = [Lines(LENGTHS, shuffle=True, seed=3).ranges(epoch) for epoch in range(4)]
+
+    assert [whole] * 4 == [sorted(ranges) for ranges in orders]
+    assert len({tuple(ranges) for ranges in orders}) > 1
+    assert orders[1] == Lines(LENGTHS, 2, 1, shuffle=True, seed=3).ranges(1)
+    assert whole == Lines(LENGTHS).ranges(1)

@@ -388,3 +388,13 @@ def test_a_sampler_that_was_saved_between_passes_goes_on_with_the_next_one(passe
 
     assert list(again) == list(sampler)
     assert again.epoch == passes
+
+
+def test_samples_that_are_given_once_more_to_be_as_many_on_each_rank_count_as_no_others():
+    """Of an epoch that is at its end nothing is to come, and not less than nothing."""
+    sampler = ElasticSampler(range(5), 2, 0)
+    iterator = iter(sampler)
+    for _ in range(3):
+        next(iterator)
+
+    assert (sampler.state_dict()["index"], sampler.state_dict()["live"]) == (5, True)
