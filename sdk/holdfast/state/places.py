@@ -85,8 +85,9 @@ class Places:
         self.put_generators(marks)
         values = {**self._before, **marks["values"]}  # what had not changed is as at first
         now = self._values()
+        done = tuple(f"{path}." for path in marks["generators"])  # with all that they hold
         for path, text in values.items():
-            if now.get(path) != text and path not in marks["generators"]:
+            if now.get(path) != text and not f"{path}.".startswith(done):
                 table, name = self._at(path)
                 saved = decode(json.loads(text), leaf=str, numpy=make_numpy, size=torch.Size)
                 table[name] = saved
