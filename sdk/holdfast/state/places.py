@@ -33,6 +33,8 @@ TEXT_MAX = 16 << 10
 
 Marks: TypeAlias = dict[str, dict[str, Any]]
 _JSON_MAX = 8 * TEXT_MAX
+_GAUSS_NEXT = ".0.gauss_next"
+"""An attribute of Python's generators that belongs to their state."""
 _NOTHING = object()
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -85,9 +87,9 @@ class Places:
         self.put_generators(marks)
         values = {**self._before, **marks["values"]}  # what had not changed is as at first
         now = self._values()
-        done = tuple(f"{path}." for path in marks["generators"])  # with all that they hold
+        done = {f"{path}{end}" for path in marks["generators"] for end in ("", _GAUSS_NEXT)}
         for path, text in values.items():
-            if now.get(path) != text and not f"{path}.".startswith(done):
+            if now.get(path) != text and path not in done:
                 table, name = self._at(path)
                 saved = decode(json.loads(text), leaf=str, numpy=make_numpy, size=torch.Size)
                 table[name] = saved
@@ -190,7 +192,7 @@ def _generator_state(value: object) -> list[object] | None:
         return None
     if isinstance(value, torch.Generator):
         return ["torch", value.get_state()]
-    if type(value) is random.Random:
+    if isinstance(value, random.Random) and type(value).getstate is random.Random.getstate:
         return ["random", value.getstate()]
     if "numpy" in sys.modules:
         np = cast("Any", sys.modules["numpy"])
@@ -214,14 +216,24 @@ def _with_state(value: object, saved: list[Any]) -> object:
         made = made if same else random.Random()  # noqa: S311 - the user's own kind
         made.setstate(state)
     else:
-        import numpy as np  # noqa: PLC0415 - only where it was used
+        made = _numpy_with_state(made, kind, state)
+    return cast("object", made)
 
-        if kind == "numpy.old":
-            made = made if same else np.random.RandomState()
-            made.set_state(state)
-        else:
-            bits = state["bit_generator"]
-            if not same or made.bit_generator.state["bit_generator"] != bits:
-                made = np.random.Generator(getattr(np.random, bits)())
-            made.bit_generator.state = state
+
+def _numpy_with_state(made: Any, kind: str, state: dict[str, Any]) -> object:
+    import numpy as np  # noqa: PLC0415 - only where it was used
+
+    bits = state["bit_generator"]
+    if made is None or cast("Any", _generator_state(made))[1]["bit_generator"] != bits:
+        known = getattr(np.random, bits, None)
+        if not isinstance(known, type) or not issubclass(known, np.random.BitGenerator):
+            raise InvalidRequestError(
+                f"the data loader had a generator of {bits!r}, which NumPy here cannot make: build "
+                f"it as then"
+            )
+        made = (np.random.Generator if kind == "numpy" else np.random.RandomState)(known())
+    if kind == "numpy":
+        made.bit_generator.state = state
+    else:
+        made.set_state(state)
     return cast("object", made)

@@ -44,8 +44,16 @@ class InOrder(Sampler[int]):
         return 10
 
 
-class Twisted(random.Random):
-    """A subclass, whose state may be more than what it inherits."""
+class Counted(random.Random):
+    """A subclass that keeps more than what it inherits."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.drawn = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        return super().random()
 
 
 def with_sampler(**held: Any) -> DataLoader[int]:
@@ -438,12 +446,23 @@ def test_a_generator_of_another_kind_is_replaced(kind, other):
     assert DRAW[kind](there.sampler.rng) == DRAW[kind](here.sampler.rng)
 
 
-def test_a_generator_of_numpy_with_other_bits_is_replaced():
-    """PCG64 cannot take the state of Philox."""
-    there = with_sampler(rng=np.random.Generator(np.random.Philox(5)))
-    here = with_sampler(rng=np.random.default_rng(5))
+@pytest.mark.parametrize("kind", [np.random.Generator, np.random.RandomState])
+@pytest.mark.parametrize("here", [np.random.default_rng, np.random.RandomState, lambda: None])
+def test_a_generator_of_numpy_with_other_bits_is_replaced(kind, here):
+    """PCG64 cannot take the state of Philox, nor can MT19937."""
+    there, here = with_sampler(rng=kind(np.random.Philox(5))), with_sampler(rng=here())
     Places(here).put(Places(there).take())
-    assert there.sampler.rng.random() == here.sampler.rng.random()
+    assert type(there.sampler.rng) is type(here.sampler.rng)
+    assert there.sampler.rng.standard_normal() == here.sampler.rng.standard_normal()
+
+
+@pytest.mark.parametrize("bits", ["seed", "default_rng", "Generator", "NoSuch"])
+def test_only_generators_of_bits_are_made_by_a_saved_name(bits):
+    """A checkpoint may come from anywhere."""
+    marks = Places(with_sampler(rng=np.random.default_rng(5))).take()
+    marks["generators"]["sampler.rng"][1]["bit_generator"] = bits
+    with pytest.raises(InvalidRequestError, match=f"'{bits}', which NumPy here cannot make"):
+        Places(with_sampler(rng=None)).put(marks)
 
 
 def test_the_generator_of_the_loader_itself_is_a_place():
@@ -454,9 +473,18 @@ def test_the_generator_of_the_loader_itself_is_a_place():
     assert list(there) == list(here)
 
 
-@pytest.mark.parametrize(
-    "value", [random.SystemRandom(), Twisted(1)], ids=lambda v: type(v).__name__
-)
-def test_a_subclass_of_pythons_generator_is_not_taken(value):
-    """``SystemRandom`` has no state, and what else another one keeps nobody knows."""
-    assert {} == generators(Places(with_sampler(rng=value)))
+def test_a_subclass_of_pythons_generator_goes_on_with_what_else_it_keeps():
+    there, here = with_sampler(rng=Counted(1)), with_sampler(rng=Counted(2))
+    of_there, of_here, held = Places(there), Places(here), here.sampler.rng
+    there.sampler.rng.random()
+    of_here.put(of_there.take())
+
+    assert held is here.sampler.rng
+    assert there.sampler.rng.random() == here.sampler.rng.random()
+    assert 2 == there.sampler.rng.drawn
+    assert 2 == here.sampler.rng.drawn
+
+
+def test_a_generator_without_a_state_is_left():
+    """It draws from the system."""
+    assert {} == generators(Places(with_sampler(rng=random.SystemRandom())))
