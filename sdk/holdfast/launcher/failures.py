@@ -22,16 +22,17 @@ _OF_PEER = (
 _OF_PEER_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 
 
-def failure(rank: int, code: int, noted: dict[str, Any]) -> RankFailure:
+def failure(rank: int, code: int, noted: dict[str, Any], *, step: int) -> RankFailure:
     """Return what became of a rank that exited with ``code``, minus a signal's number.
 
-    ``noted`` is what it left of its exception: ``reason``, ``detail``, ``kind``, ``step``; empty if
-    there was none.
+    ``noted`` is what it left of its exception: ``reason``, ``detail``, ``kind``; empty if there was
+    none. ``step`` is its last one, -1: none.
     """
     if code < 0 and not noted:
         name = _signal_name(-code)
         hint = ", by the kernel if memory was short" if -code == signal.SIGKILL else ""
-        return RankFailure(rank=rank, code=code, reason=f"killed by {name}{hint}", outside=True)
+        reason = f"killed by {name}{hint}"
+        return RankFailure(rank=rank, code=code, reason=reason, step=step, outside=True)
     reason = _plain(noted.get("reason", f"exit code {code}"))
     kind = _plain(noted.get("kind", ""))
     return RankFailure(
@@ -39,7 +40,7 @@ def failure(rank: int, code: int, noted: dict[str, Any]) -> RankFailure:
         code=code,
         reason=reason,
         detail=_plain(noted.get("detail", "")),
-        step=int(noted.get("step", -1)),
+        step=step,
         outside=kind in _OUTSIDE,
         of_peer=kind in _OF_PEER_KINDS or any(words in reason for words in _OF_PEER),
     )

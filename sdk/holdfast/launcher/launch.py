@@ -298,7 +298,8 @@ class Launcher:
             del self._ranks[process.local_rank]
             if code and place:
                 noted = _read(self._failure_file(place, process.local_rank))
-                found.append(failures.failure(place.first_rank + process.local_rank, code, noted))
+                rank, step = place.first_rank + process.local_rank, process.last_step
+                found.append(failures.failure(rank, code, noted, step=step))
         if found and not self._failed:
             self._fail(min(found, key=lambda failure: failure.of_peer))
         elif ended and place and not self._ranks and not self._failed:

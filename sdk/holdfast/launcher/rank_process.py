@@ -213,18 +213,13 @@ def _note_exit(error: SystemExit, failure_file: str) -> None:
     """Leave word of an exit with an error, also for who closes something as this process ends."""
     if ending := sys.modules.get("holdfast.training.ending"):
         vars(ending)["exited_with_error"] = ending.is_error(error.code)
-    facts: dict[str, object] = {"kind": "SystemExit", "step": _last_step()}
+    facts: dict[str, object] = {"kind": "SystemExit"}
     with contextlib.suppress(Exception):  # what it says is an object of the script's
         if not isinstance(error.code, int):
             said = " ".join(str(error.code).split())
             facts["reason"] = f"exit with an error: {said}"[:REASON_LENGTH_MAX]
     with contextlib.suppress(OSError):
         Path(failure_file).write_text(json.dumps(facts), encoding="utf-8")
-
-
-def _last_step() -> int:
-    progress = sys.modules.get("holdfast.training.progress")
-    return int(progress.Progress.last) if progress else -1
 
 
 def _note(error: BaseException, failure_file: str) -> None:
@@ -237,7 +232,6 @@ def _note(error: BaseException, failure_file: str) -> None:
         "reason": lines[-1].strip()[:REASON_LENGTH_MAX],
         "detail": detail[-DETAIL_LENGTH_MAX:],
         "kind": type(error).__name__,
-        "step": _last_step(),
     }
     with contextlib.suppress(OSError):
         Path(failure_file).write_text(json.dumps(facts), encoding="utf-8")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.last_step import NONE, VARIABLE, LastStep
 from holdfast.launcher.keeper import MARK, kill, marked
 from holdfast.launcher.outputs import Output
 
@@ -95,6 +96,8 @@ class Keeper:
 class RankProcess:
     """One process: a standby until ``go``, then a rank. ``pidfd`` is readable once it has ended.
 
+    ``last_step`` is what it had completed by then, -1: none, or it has not ended.
+
     Raises:
         OSError: the kernel has no process or no memory for it.
     """
@@ -117,6 +120,8 @@ class RankProcess:
             for number in NAMES
             if command.tee & number
         }
+        self.last_step = NONE
+        self._steps = LastStep()
         ours, theirs = socket.socketpair()
         order = {
             "parent": os.getpid(),
@@ -130,8 +135,12 @@ class RankProcess:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the user's script in our interpreter
                 [sys.executable, "-u", str(PROGRAM), json.dumps(order), *command.words],
-                env={**environ, MARK: marked(environ, self.mark)},
-                pass_fds=(theirs.fileno(),),
+                env={
+                    **environ,
+                    MARK: marked(environ, self.mark),
+                    VARIABLE: str(self._steps.descriptor),
+                },
+                pass_fds=(theirs.fileno(), self._steps.descriptor),
                 stdout=ends.get(STDOUT),
                 stderr=ends.get(STDERR),
                 start_new_session=True,
@@ -182,6 +191,7 @@ class RankProcess:
 
     def _reap(self) -> int:
         code = self._process.wait()
+        self.last_step = self._steps.close()
         os.close(self.pidfd)
         self._channel.close()
         self._keeper.forget(self)

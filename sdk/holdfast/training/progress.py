@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
+from holdfast import last_step
 from holdfast.core.announcements import SaveReason
 from holdfast.core.reports import RankReport
 from holdfast.core.save_interval import Wish
@@ -14,12 +14,8 @@ from holdfast.training.hint_sources import HintSources
 
 @dataclass(slots=True)
 class Progress:
-    """The newest step, when it was completed, and the seconds of one as a moving average.
+    """The newest step, when it was completed, and the seconds of one as a moving average."""
 
-    ``last`` is the newest of the process, -1: none yet; whoever tells of its failure names it.
-    """
-
-    last: ClassVar[int] = -1
     step: int = -1
     at_s: float = 0.0
     step_s: float = 0.0
@@ -36,7 +32,7 @@ class Progress:
             latest = (now_s - self.at_s) / (step - self.step)
             self.step_s = latest if not self.step_s else 0.8 * self.step_s + 0.2 * latest
         self.step, self.at_s = step, now_s
-        Progress.last = step
+        last_step.keep(step)
 
     def is_behind(self, step: int) -> bool:
         """Tell whether ``step`` counts less than was done; a repeat of the newest does not.

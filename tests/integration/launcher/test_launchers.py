@@ -141,6 +141,25 @@ def test_an_exception_that_comes_twice_ends_the_launch_with_its_traceback(cluste
     assert cluster.decision.events[-1].kind in ("launch_failed", "launcher_left")
 
 
+ENDS_WITHOUT_A_WORD = """
+import ctypes
+from holdfast.training.progress import Progress
+Progress().advance({step}, 0.0)
+{ends}
+"""
+
+
+@pytest.mark.parametrize("ends", ["os._exit(1)", "ctypes.CDLL(None).exit(1)"])
+def test_two_ends_without_a_word_are_the_same_failure_at_the_same_step_alone(cluster, ends):
+    """Python is not asked at such an end, and an exit code is alike whatever went wrong."""
+    cluster.script(ENDS_WITHOUT_A_WORD.format(step="(10, 20, 30, 30)[ROUND - 1]", ends=ends))
+    cluster.launcher("a")
+
+    assert cluster.codes() == [1]
+    assert cluster.decision.launch.number == 4
+    assert "rank 0: exit code 1 at step 30 (the second time in a row" in cluster.said()
+
+
 def test_the_code_of_the_rank_that_failed_first_is_the_launchs(cluster):
     cluster.script("sys.exit(7)")
     cluster.launcher("a", "--nproc-per-node", "2", *PLAIN)

@@ -189,19 +189,18 @@ def test_a_rank_that_launches_names_no_meshes_of_its_own_launch():
 
 
 def test_exits_are_told_apart():
-    killed = failure(3, -9, {})
-    assert (killed.outside, killed.exit_code) == (True, 137)
+    killed = failure(3, -9, {}, step=8)
+    assert (killed.outside, killed.step, killed.exit_code) == (True, 8, 137)
     assert "SIGKILL" in killed.reason
-    own = failure(3, 1, {"reason": "ValueError: no", "kind": "ValueError", "step": 4})
+    own = failure(3, 1, {"reason": "ValueError: no", "kind": "ValueError"}, step=4)
     assert (own.outside, own.of_peer, own.step, own.exit_code) == (False, False, 4, 1)
-    assert failure(3, 2, {}).reason == "exit code 2"
-    early, late = (failure(3, 2, {"kind": "SystemExit", "step": step}) for step in (4, 90))
+    early, late = (failure(3, 2, {}, step=step) for step in (4, 90))
     assert (late.reason, late.step) == ("exit code 2", 90)
     assert not late.repeats(early), "the script got further"
-    assert failure(3, 1, {"reason": "x", "kind": "StaleGenerationError"}).outside
+    assert failure(3, 1, {"reason": "x", "kind": "StaleGenerationError"}, step=4).outside
     peer = {"reason": "RuntimeError: [..] Connection closed by peer", "kind": "RuntimeError"}
-    assert failure(3, 1, peer).of_peer
-    assert failure(3, 1, {"reason": "x", "kind": "DistBackendError"}).of_peer
+    assert failure(3, 1, peer, step=4).of_peer
+    assert failure(3, 1, {"reason": "x", "kind": "DistBackendError"}, step=4).of_peer
 
 
 def test_auto_is_asked_for_by_word_or_by_environment():
@@ -219,9 +218,9 @@ def test_auto_is_asked_for_by_word_or_by_environment():
 
 def test_what_an_exception_says_can_be_sent_and_kept():
     for text in ("of \0 bytes", "caf\udce9", "x" * 100_000):
-        noted = {"reason": text, "detail": text, "kind": text, "step": 4}
+        noted = {"reason": text, "detail": text, "kind": text}
         report = LauncherReport(
-            launcher="0" * 32, sequence=1, job="j", port=1, failure=failure(0, 1, noted)
+            launcher="0" * 32, sequence=1, job="j", port=1, failure=failure(0, 1, noted, step=4)
         )
 
         check(report)
