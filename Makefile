@@ -6,6 +6,9 @@ INSTALL := -m pip --quiet --disable-pip-version-check install
 # The generator of sdk/holdfast/v1 is older than what we run on, and has an environment of its own.
 PROTO := $(VENV)/proto
 PROTO_STAMP := $(PROTO)/.holdfast-installed
+# The builder of the site of docs/, which no test needs.
+SITE := $(VENV)/site
+SITE_STAMP := $(SITE)/.holdfast-installed
 # The oldest releases that pyproject.toml allows.
 OLDEST := $(VENV)/oldest
 OLDEST_STAMP := $(OLDEST)/.holdfast-installed
@@ -76,6 +79,11 @@ $(STAMP): pyproject.toml | $(BIN)/pip
 $(PROTO_STAMP): proto/requirements.txt | $(BIN)/pip
 	python3 -m venv --clear $(PROTO)
 	$(PROTO)/bin/python $(INSTALL) --no-compile -r proto/requirements.txt
+	@touch $@
+
+$(SITE_STAMP): deploy/site/requirements.txt | $(BIN)/pip
+	python3 -m venv --clear $(SITE)
+	$(SITE)/bin/python $(INSTALL) --no-compile -r deploy/site/requirements.txt
 	@touch $@
 
 $(OLDEST_STAMP): pyproject.toml tests/oldest.py | $(BIN)/pip
@@ -166,8 +174,13 @@ up: ## Build the image and start the stack of docker-compose.yml
 down: ## Stop it; the database and the bucket stay
 	$(COMPOSE) --profile train --profile monitoring down
 
-docs: $(STAMP) $(PROTO_STAMP) ## Check the pages: links, error kinds, settings
-	$(PYTEST) -q tests/tidy/test_in_step.py tests/contract/test_status.py tests/unit/metadata/test_events.py
+docs: $(STAMP) $(PROTO_STAMP) $(SITE_STAMP) ## Check the pages, and make a site of them in build/site
+	$(PYTEST) -q tests/tidy/test_in_step.py tests/tidy/test_references.py tests/contract/test_status.py \
+		tests/unit/metadata/test_events.py
+	rm -rf build/pages && mkdir -p build/pages
+	ln -s $(addprefix $(CURDIR)/,README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples deploy) build/pages
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --clean --config-file deploy/site/mkdocs.yml
+	@echo "== open build/site/index.html"
 
 clean: ## Remove what is generated, not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
