@@ -153,7 +153,7 @@ class ElasticSampler(DistributedSampler[int]):
             InvalidRequestError: it was saved inside an epoch of another order; says how it differs.
         """
         live, index, order = bool(state["live"]), int(state["index"]), Order(**state["order"])
-        if live or index:  # not live either, if it was loaded itself and its rest not yet begun
+        if index:  # also of one that was loaded itself, and its rest not yet begun
             check_order(order, order_of(self))
         self.epoch = order.epoch
         self._begun = bool(state["begun"]) and not live

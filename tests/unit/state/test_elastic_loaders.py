@@ -233,6 +233,23 @@ def test_ranks_that_share_nothing_go_on_and_are_told(make, text, caplog):
     assert text in caplog.text
 
 
+def test_an_epoch_begun_and_not_used_begins_anew_on_other_ranks_with_other_workers(tmp_path):
+    """torchdata refuses the state of its iterator without workers where there are some."""
+    loaders = [sampled(DistributedSampler, StatefulDataLoader)(rank, 2, 13) for rank in range(2)]
+    captures = [Capture({"loader": one}, rank=r, world_size=2) for r, one in enumerate(loaders)]
+    held = [iter(loader) for loader in loaders]
+    make = sampled(DistributedSampler, StatefulDataLoader, workers=1)
+    with worlds.save_all(tmp_path, captures) as segments:
+        loader = make(0, 3, 13)
+        capture = Capture({"loader": loader}, rank=0, world_size=3)
+        capture.load(segments, step=1)
+    batches = list(loader)
+
+    assert [13] == [len(samples) for samples, _ in batches]
+    assert [2, 2] == [len(iterator) for iterator in held]
+    capture.release()
+
+
 def test_between_epochs_data_and_ranks_may_change():
     """Nothing was begun that could not be ended."""
     loader = shared(2)
