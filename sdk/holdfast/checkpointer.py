@@ -425,7 +425,10 @@ class Checkpointer:
     def _end(self, timeout_s: float, *, in_order: bool = False) -> None:
         """Close where nothing can be raised any more: what is not safe is logged."""
         if error := self._close(timeout_s, in_order=in_order):
-            log.error("job %s: %s", self._job, error)
+            # One of many steps: when it was given up it was said, and training went on.
+            passed_by = self._saver is not None and self._saver.passed_by
+            level = logging.WARNING if passed_by else logging.ERROR
+            log.log(level, "job %s: %s", self._job, error.message)
 
     def _agent_socket(self) -> Path:
         """Return the socket of this node's agent; one that is named needs no search."""

@@ -22,6 +22,7 @@ from holdfast.errors import (
     InvalidRequestError,
     PreconditionError,
 )
+from holdfast.training.save_machine import events as ev
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,27 @@ def make(stack, monkeypatch, request):
     yield start
     for one in made:
         one._end(1.0)
+
+
+@pytest.mark.parametrize(("goes_on", "level"), [(True, "WARNING"), (False, "ERROR")])
+def test_at_exit_a_step_gone_on_from_is_no_error(make, caplog, goes_on, level):
+    """Such as one without a free slot, where steps are shorter than saves: nobody has to act."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ck = make(state={"model": model, "optimizer": optimizer})
+    ck.save(1).wait("local", timeout_s=30)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    ck.save(2)
+    ck._saver._handle(ev.Failed(2, "no free slot"))
+    if goes_on:
+        optimizer.step()
+    caplog.clear()
+    ck._end(20.0, in_order=True)
+
+    (said,) = [r for r in caplog.records if "training ends" in r.getMessage()]
+    assert said.levelname == level
+    assert "training ends, but step 2 will not become" in said.getMessage()
 
 
 def test_a_step_before_restore_is_refused(make):

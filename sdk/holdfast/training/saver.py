@@ -50,7 +50,8 @@ class Saver:
     """Saves the state of one rank; the module says which threads call it, and under which lock.
 
     ``stall_s`` is what the newest save has cost the training thread, ``stalled_s`` what all have;
-    ``arena`` is the slots' folder, ``record`` what became of the attempts before.
+    ``arena`` is the slots' folder, ``record`` what became of the attempts before. ``passed_by``: at
+    its close the newest save had been given up, and training had gone on since.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Saver:
     ) -> None:
         self.stall_s = 0.0
         self.stalled_s = 0.0
+        self.passed_by = False
         self._guard = guard
         self.arena = arena
         self.record = seat.record
@@ -88,6 +90,7 @@ class Saver:
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._done = (-1, 0)
+        self._saved_at = 0
         self._passed: deque[int] = deque(maxlen=PASSED_COUNT_MAX)
         self._at_exit = at_exit
         self._last_notes: Mapping[str, object] | None = None
@@ -169,6 +172,7 @@ class Saver:
             self._passed.append(step)
         self._settle_stall()
         self._look_around()
+        self._saved_at = self._performer.gate.updates_count
         started_s = time.perf_counter()
         note = self._note(step, notes)
         with self._lock:  # the watch thread tells the handles what is new
@@ -346,6 +350,7 @@ class Saver:
         error: CheckpointError | None = None
         newest = self._handles.newest
         if newest is not None:
+            self.passed_by = newest.abandoned and performer.gate.updates_count != self._saved_at
             try:
                 newest.wait_copies(max(0.0, deadline - time.monotonic()))
             except CheckpointError as cause:
