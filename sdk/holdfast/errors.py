@@ -30,6 +30,7 @@ Knows nothing of gRPC or HTTP; ``holdfast.rpc.status`` holds the table to and fr
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 __all__ = [
@@ -57,6 +58,9 @@ __all__ = [
 
 
 PAGE = "docs/reference/errors.md"
+FOR_PROGRAMS = frozenset({"lease_s", "signal", "valid_s"})
+"""Names in a context that are no ids: whoever catches an error reckons with them."""
+_WORDS = {"fqn": "tensor", "home": "folder", "pid": "process"}
 
 
 class CheckpointError(Exception):
@@ -82,13 +86,22 @@ class CheckpointError(Exception):
         return f"{PAGE}#{self.kind}"
 
     def __str__(self) -> str:
-        if not self.context:
-            return self.message
-        ids = " ".join(f"{key}={value}" for key, value in self.context.items())
-        return f"{self.message} ({ids})"
+        """Return the message, with the ids that it does not name itself."""
+        missing = [
+            f"{_WORDS.get(name, name)} {value}"
+            for name, value in self.context.items()
+            if name not in FOR_PROGRAMS and not _is_named(name, value, self.message)
+        ]
+        return f"{self.message} ({', '.join(missing)})" if missing else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.context))
+
+
+def _is_named(name: str, value: str, message: str) -> bool:
+    """Tell whether a message has an id; of a number only after its word, as it may be another's."""
+    said = f"{name} {value}" if value.isdecimal() else value
+    return re.search(rf"(?<!\w){re.escape(said)}(?!\w)", message) is not None
 
 
 def _rebuild(cls: type[CheckpointError], message: str, context: dict[str, str]) -> CheckpointError:

@@ -10,6 +10,26 @@ from holdfast import errors
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
+@pytest.mark.parametrize(
+    ("message", "context", "said"),
+    [
+        ("no job gpt/small", {"job": "gpt/small"}, "no job gpt/small"),
+        ("no job gpt", {"job": "gpt/small"}, "no job gpt (job gpt/small)"),
+        ("no jobs gpts", {"job": "gpt"}, "no jobs gpts (job gpt)"),
+        ("step 12 of 7 is gone", {"step": 12, "rank": 7}, "step 12 of 7 is gone (rank 7)"),
+        ("step 123 is gone", {"step": 12}, "step 123 is gone (step 12)"),
+        ("of another one", {"fqn": "w.0", "pid": 9}, "of another one (tensor w.0, process 9)"),
+        ("it waits", {"lease_s": 5.0, "signal": 2}, "it waits"),
+    ],
+)
+def test_an_error_reads_as_a_sentence_with_the_ids_that_it_does_not_name(message, context, said):
+    """What programs reckon with is in the context alone."""
+    error = errors.NotFoundError(message, **context)
+
+    assert said == str(error)
+    assert {name: str(value) for name, value in context.items()} == error.context
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_an_error_survives_pickling(cls):
     """A data-loader worker or a launcher may send it to another process."""
@@ -20,7 +40,7 @@ def test_an_error_survives_pickling(cls):
         error.message,
         error.context,
     )
-    assert "no room (run=r1 step=3)" == str(error)
+    assert "no room (run r1, step 3)" == str(error)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

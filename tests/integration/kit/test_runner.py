@@ -54,7 +54,7 @@ def test_an_operating_error_is_one_line():
     code, log = outcome("full")
 
     assert 1 == code
-    assert ["no room (node=n1)"] == [line.rpartition(": ")[2] for line in log.splitlines()]
+    assert ["no room (node n1)"] == [line.rpartition(": ")[2] for line in log.splitlines()]
 
 
 def test_a_service_that_does_not_stop_is_given_up():
@@ -83,7 +83,7 @@ def test_lines_for_machines_say_what_they_are_about():
         "level": "ERROR",
         "service": "demo",
         "logger": "holdfast_services.kit.runner",
-        "message": "no room (node=n1)",
+        "message": "no room (node n1)",
         "kind": "exhausted",
         "node": "n1",
     }

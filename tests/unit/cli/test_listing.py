@@ -63,4 +63,4 @@ def test_removing_a_job_that_nobody_knows_says_so(service):
 
     with pytest.raises(NotFoundError) as caught:
         rm(parser().parse_args(["rm", "gan"]), {})
-    assert "no job gan (job=gan)" == str(caught.value)
+    assert "no job gan" == str(caught.value)

@@ -21,7 +21,7 @@ def line(message, *arguments, exc_info=None):
 def test_ids_and_errors_are_fields():
     told = line("%s of %s", UnavailableError("no answer", job="gpt", rank=3), ShardId("r", 5, 2, 1))
 
-    assert told["message"] == f"no answer (job=gpt rank=3) of {ShardId('r', 5, 2, 1)}"
+    assert told["message"] == f"no answer (job gpt, rank 3) of {ShardId('r', 5, 2, 1)}"
     fields = {"job": "gpt", "run": "r", "step": "5", "generation": "2", "kind": "unavailable"}
     assert fields.items() <= told.items()
     assert line("%s", CheckpointId("r", 5, 2))["step"] == "5"
@@ -31,7 +31,7 @@ def test_no_argument_takes_the_place_of_what_a_line_is():
     told = line("%s", UnavailableError("no", level="high", message="m", at="then"))
 
     assert told["level"] == "WARNING"
-    assert told["message"] == "no (level=high message=m at=then)"
+    assert told["message"] == "no (level high, message m, at then)"
     assert told["at"] != "then"
 
 
