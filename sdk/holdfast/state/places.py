@@ -178,7 +178,7 @@ def _count(value: object) -> int:
                 inner.extend(item.values() if isinstance(item, dict) else item)
             elif isinstance(item, _CONTAINERS):
                 count += len(item)
-            elif isinstance(item, str | bytes):
+            elif isinstance(item, str | bytes | bytearray):
                 count += len(item) >> 4
             elif type(item).__module__ == "numpy":
                 count += int(getattr(item, "size", 1))

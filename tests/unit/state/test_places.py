@@ -180,13 +180,16 @@ def test_two_loaders_have_places_of_their_own():
 # Limits.
 
 
-@pytest.mark.parametrize("kind", [str, bytes])
-def test_a_text_as_long_as_the_limit_is_taken_and_a_longer_one_is_not(kind):
-    found = Places(loader := with_sampler(kept=kind()))
-    one = b"x" if kind is bytes else "x"
-    loader.sampler.kept = one * places.TEXT_MAX
+@pytest.mark.parametrize(
+    ("one", "most"),
+    [("x", places.TEXT_MAX), (b"x", places.TEXT_MAX), (bytearray(b"x"), places.TEXT_MAX - 1)],
+    ids=["str", "bytes", "bytearray"],
+)
+def test_a_text_as_long_as_the_limit_is_taken_and_a_longer_one_is_not(one, most):
+    found = Places(loader := with_sampler(kept=None))
+    loader.sampler.kept = one * most
     assert ["sampler.kept"] == list(values(found))
-    loader.sampler.kept += one
+    loader.sampler.kept = one * (most + 1)
     assert {} == values(found)
 
 
@@ -198,10 +201,20 @@ def test_a_text_as_long_as_the_limit_is_taken_and_a_longer_one_is_not(kind):
         lambda count: [[0] * (count // 2), [0] * (count - count // 2 - 3)],
         lambda count: dict.fromkeys(range(count - 1), 0),
         lambda count: ["x" * 16] * (count // 2 - 1) + [0] * (count % 2 + 1),
+        lambda count: [bytearray(16 * (count - 2))],
         lambda count: [np.zeros(count - 2, np.int8)],
         lambda count: np.zeros(count - 1, np.int8),
     ],
-    ids=["list", "inner list", "two lists", "dict", "texts", "list of an array", "array"],
+    ids=[
+        "list",
+        "inner list",
+        "two lists",
+        "dict",
+        "texts",
+        "bytearray",
+        "list of an array",
+        "array",
+    ],
 )
 def test_so_many_values_are_taken_and_no_more(made):
     found = Places(loader := with_sampler(kept=None))
@@ -221,6 +234,21 @@ def test_a_list_of_a_million_is_not_gone_through():
     found = Places(loader := with_sampler(kept=None))
     loader.sampler.kept = [Shy(range(places.ITEMS_MAX + 1))]
     assert {} == values(found)
+
+
+def test_a_long_list_inside_another_is_left():
+    found = Places(loader := with_sampler(kept=None))
+    loader.sampler.kept = [[0] * (2 * places.ITEMS_MAX)]
+    assert {} == values(found)
+
+
+def test_a_complex_number_comes_back():
+    """It is plain, and neither a single value of a data set nor a container."""
+    there, here = with_sampler(kept=None), with_sampler(kept=None)
+    of_there, of_here = Places(there), Places(here)
+    there.sampler.kept = 1 + 2j
+    of_here.put(of_there.take())
+    assert 1 + 2j == here.sampler.kept
 
 
 def test_a_list_that_holds_itself_is_left():
