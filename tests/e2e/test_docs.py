@@ -199,3 +199,23 @@ def test_the_commands_of_the_quickstart_do_what_they_say(home):
     assert 0 < killed < 100, said
     assert 0 < first == second < 100, said
     assert [source for _, source in begins][-1] == "{'object':", said
+
+
+@pytest.mark.timeout(TYPED_S_MAX + RUN_S_MAX)
+def test_the_commands_of_the_page_on_a_lost_catalogue_bring_all_back(home):
+    """P6: its example as printed. The pin is gone, the steps in memory and in the store are not."""
+    page = "docs/howto/recover-the-catalogue.md"
+    (home / "train.py").write_text(*blocks(page))
+    _rebuild, typed = re.findall(
+        r"^ *```sh\n(.*?)^ *```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    (home / "typed.sh").write_text(typed)
+
+    said = typed_in(home, "typed.sh")
+
+    begins = re.findall(r"^begins after step (\d+) (.*)$", said, re.MULTILINE)
+    assert ["0", "12"] == [step for step, _ in begins[:2]], said
+    assert "memory" in begins[1][1], said
+    assert 5 <= int(begins[2][0]) <= 15, said
+    assert "{'object':" in begins[2][1], said
+    assert "found 1 job with" in said

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -33,6 +36,7 @@ from holdfast.errors import (
     InternalError,
     InvalidRequestError,
     UnavailableError,
+    UnsupportedFormatError,
 )
 
 __all__ = [
@@ -42,6 +46,7 @@ __all__ = [
     "insert",
     "is_sqlite",
     "make_engine",
+    "migrate",
     "now_s",
     "read_transaction",
     "upsert",
@@ -80,6 +85,21 @@ _KEEPALIVE = {
     "keepalives_interval": 5,
     "keepalives_count": 2,
 }
+
+
+def migrate(config: Config) -> None:
+    """Run the migrations of ``config`` that its connection's database lacks.
+
+    Raises:
+        UnsupportedFormatError: the tables are of a newer release.
+    """
+    try:
+        command.upgrade(config, "head")
+    except CommandError as cause:
+        raise UnsupportedFormatError(
+            f"a newer release has used this database ({cause}): start that one again, or give this "
+            "one a backup from before, or an empty database"
+        ) from cause
 
 
 def make_engine(url: str, *, connections_max: int) -> Engine:

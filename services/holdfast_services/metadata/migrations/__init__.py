@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, text
 
-from holdfast_services.kit.db import is_sqlite, write_transaction
+from holdfast_services.kit.db import is_sqlite, migrate, write_transaction
 
 # Any number that no other program of this database locks; it means "schema of the catalogue".
 _SCHEMA_LOCK = 7_300_001
@@ -23,4 +22,4 @@ def upgrade(engine: Engine) -> None:
         if not is_sqlite(connection):
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        migrate(config)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, text
 
-from holdfast_services.kit.db import is_sqlite, write_transaction
+from holdfast_services.kit.db import is_sqlite, migrate, write_transaction
 
 VERSION_TABLE = "scheduler_version"
 """Not alembic's usual one, which is the catalogue's where both share a database."""
@@ -26,4 +25,4 @@ def upgrade(engine: Engine) -> None:
         if not is_sqlite(connection):
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        migrate(config)
