@@ -157,3 +157,22 @@ def test_the_page_of_python_has_each_field_and_no_other(name):
 
     assert [] == [one for one in fields if f"`{one}" not in section]
     assert [] == [one for one in shown if not re.search(rf"\b{one}\b(?=:|\(| =)", code)]
+
+
+def test_messages_that_the_page_on_trouble_quotes_are_messages_of_the_code():
+    """A reader looks for what stands in a log; the page has it as the code says it."""
+    page = ROOT / "docs/howto/troubleshoot.md"
+    quoted = {
+        one
+        for row in re.findall(r"^\| (\*.+?) \|", page.read_text(), re.MULTILINE)
+        for one in re.findall(r"\*([^*]+)\*", row)
+    }
+    code = "".join(
+        path.read_text()
+        for room in ("sdk/holdfast", "services/holdfast_services")
+        for path in (ROOT / room).rglob("*.py")
+    )
+    joined = re.sub(r'"\s*\n\s*f?"', "", code)
+
+    assert len(quoted) > 10
+    assert [] == sorted(one for one in quoted if one not in joined)
