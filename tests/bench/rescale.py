@@ -28,6 +28,7 @@ STEPS_BETWEEN = 5
 WARM_BYTES_MIN = 150 << 20
 """A standby that has imported torch, and now waits, has at least so much memory."""
 ROOT = Path(__file__).parents[2]
+BEGUN = Path(__file__).with_name("begun.py")
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
 PHASES = (
     "grant, announcement", "steps until the last", "save, commit", "round, script begins",
@@ -41,11 +42,9 @@ class Elastic:
     def __init__(self, stack: Stack, folder: Path, size: str) -> None:
         self._stack, self._folder = stack, folder
         self.name = f"bench-{uuid.uuid4().hex[:8]}"
-        paths = os.pathsep.join(map(str, (ROOT, ROOT / "sdk", ROOT / "services")))
         stack.holdfast(
             *("submit", "--job", self.name, "--gpus", "2:3", "--env", "OMP_NUM_THREADS=1"),
-            *("--env", "GLOO_SOCKET_IFNAME=lo", "--env", f"PYTHONPATH={paths}"),
-            *("--cwd", str(ROOT), "--", "-m", "tests.bench.recover", str(folder / "begun")),
+            *("--env", "GLOO_SOCKET_IFNAME=lo", "--", str(BEGUN), str(folder / "begun")),
             *(str(TRAIN), "--job", self.name, "--size", size, "--steps", "1000000"),
             *("--out", str(folder)),
         )

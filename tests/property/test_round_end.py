@@ -134,7 +134,8 @@ class RoundEnds(RuleBasedStateMachine):
         last = announce_last if wanted else None
         before = catalogue.run
         if last:
-            catalogue.run = last(before, catalogue.nodes, catalogue.now_s).run
+            asked_at_s = launch.end.asked_at_s
+            catalogue.run = last(before, catalogue.nodes, catalogue.now_s, asked_at_s).run
         else:
             catalogue.run = take_back(before)
         runs = [before]

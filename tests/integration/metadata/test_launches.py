@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.allocations import Allocation, Share
 from holdfast.core.attempts import named_nonce
 from holdfast.core.decision import Start
 from holdfast.core.rounds import LauncherReport, LaunchRequest, RankFailure, Terms
@@ -155,7 +156,6 @@ async def trained(service, kit, agent, step):
     await service.ask(request("aa", sequence=2, **said))
     late = await service.ask(request("bb", terms=TERMS_1))
     assert late.place is None
-    await tick(service)
     return seat
 
 
@@ -186,6 +186,32 @@ async def test_who_comes_late_is_taken_in_after_a_step_that_is_announced(databas
 
     assert taken.place.round == 2
     assert taken.place.world_size == 2
+
+
+async def test_an_allocation_that_can_begin_announces_a_last_step_at_once(
+    database_url, kit, agents
+):
+    """As does who comes late, in ``trained``: nobody waits for the clock."""
+    terms = replace(TERMS_1, allocated=True)
+
+    def shares(ranks):
+        return (Share(node="aa", ranks=ranks),)
+
+    async with kit.running(database_url) as service:
+        await service.launches.allocate("gpt/small", Allocation(number=1, shares=shares(1)))
+        begun = await service.ask(request("aa", terms=terms))
+        seat = await service.register(
+            kit.wish(0, agents[0].name, named_nonce(begun.place.nonce), world=1, replicas=0)
+        )
+        for loaded in (False, True):
+            agents[0].serve(seat, 0, step=5 * loaded, step_s=1.0, loaded=loaded)
+            await service.report(agents[0].inventory())
+        said = {"terms": terms, "port": 7001, "round": begun.place.nonce}
+        await service.ask(request("aa", sequence=2, **said))
+        assert await announced(service, seat) is None
+        await service.launches.allocate("gpt/small", Allocation(number=2, shares=shares(2)))
+
+        assert (await announced(service, seat)).reason.ends_round
 
 
 async def test_a_script_that_saves_by_itself_takes_in_who_comes(database_url, kit, agents):

@@ -13,6 +13,7 @@ from holdfast_services.metadata.domain.round_end import PATIENCE_S, is_safe
 from holdfast_services.metadata.domain.rounds import EndAsked, Gone
 from holdfast_services.metadata.domain.save_announcement import (
     LAST_AGAIN_S,
+    LAST_NEWS_TRAVEL_S,
     NEWS_TRAVEL_S,
     PACE_S_MAX,
     STEPS_AHEAD_MIN,
@@ -161,10 +162,16 @@ def test_a_wish_of_a_time_to_come_is_of_now(grows):
 
 
 @pytest.fixture
+def cluster(cluster):
+    """One of which a launch wishes that its round ends, from now on."""
+    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+    return cluster
+
+
+@pytest.fixture
 def trains(cluster):
     cluster.join("n0", "n1")
     cluster.launch(b"first", "n0", "n1")
-    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
     at(cluster, 100, 103)
     return cluster
 
@@ -178,7 +185,7 @@ def at(cluster, *steps, **what):
 
 
 def announce(cluster):
-    outcome = announce_last(cluster.run, cluster.nodes, cluster.now_s)
+    outcome = announce_last(cluster.run, cluster.nodes, cluster.now_s, cluster.end.asked_at_s)
     cluster.run = outcome.run
     cluster.events += outcome.events
     return cluster.run.announcement
@@ -191,7 +198,7 @@ def safe(cluster, **end):
 
 def test_a_last_step_is_announced_ahead_and_ends_the_round_once_it_is_committed(trains):
     last = announce(trains)
-    assert last.step == 103 + STEPS_AHEAD_MIN + 2
+    assert last.step == 103 + STEPS_AHEAD_MIN
     assert last.reason.ends_round
     assert "rank" not in trains.events[-1].context
     assert not safe(trains)
@@ -215,7 +222,6 @@ def restore(cluster, step):
     for rank in (0, 1):
         cluster.status(f"n{rank}", rank, loaded=True)
     cluster.report("n0", "n1")
-    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
 
 
 def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(cluster):
@@ -229,7 +235,7 @@ def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(
     assert announce(cluster) is None
     at(cluster, 42, 42)
 
-    assert announce(cluster).step == 42 + STEPS_AHEAD_MIN + 2
+    assert announce(cluster).step == 42 + STEPS_AHEAD_MIN
 
 
 def test_where_one_step_takes_very_long_the_next_but_one_is_the_last(cluster):
@@ -316,15 +322,73 @@ def test_a_save_before_the_end_of_a_process_is_not_changed(trains):
     assert announce(trains).reason is SaveReason.PREEMPTION
 
 
-def test_after_a_last_step_that_was_given_up_another_one_takes_its_time(trains):
+def test_of_quick_steps_as_many_are_left_as_are_done_while_the_news_travel(trains):
+    at(trains, 110, 110, step_s=0.1)
+
+    assert announce(trains).step == 110 + 1 + round(LAST_NEWS_TRAVEL_S / 0.1)
+
+
+def give_up(cluster, step):
+    """Have a rank hear too late of a step, and all go on."""
+    cluster.abandon("n0", step, cluster.run.generation)
+    at(cluster, step + 1, step + 1)
+
+
+def test_after_a_last_step_that_was_given_up_another_one_leaves_more_time(trains):
     last = announce(trains)
-    trains.abandon("n0", last.step, trains.run.generation)
+    trains.now_s += 3.0
+    give_up(trains, last.step)
+
+    second = announce(trains)
+    assert second.step == last.step + 1 + 1 + 6, "as long as it is asked for"
+    assert second.reason.ends_round
+
+    trains.now_s += 2.9
+    give_up(trains, second.step)
+    assert announce(trains) == second, "not before the wish is twice as old"
+    trains.now_s += 0.1
+    assert announce(trains).step == second.step + 1 + 1 + 12
+
+
+def test_a_step_beyond_the_last_one_that_was_given_up_is_that_of_who_counts_by_tens(trains):
+    last = announce(trains)
+    give_up(trains, last.step + 7)
+
+    assert announce(trains).step == last.step + 7 + 1 + 1 + round(NEWS_TRAVEL_S / 0.5)
+
+
+def test_where_the_last_step_is_always_given_up_training_goes_on(trains):
+    last = announce(trains)
+    trains.now_s += 10 * LAST_AGAIN_S
+    give_up(trains, last.step)
+    second = announce(trains)
+    give_up(trains, second.step)
+    trains.now_s += LAST_AGAIN_S - 0.1
+    assert announce(trains) == second
+
+    trains.now_s += 0.1
+    assert announce(trains).step > second.step
+
+
+def test_after_a_last_step_that_may_yet_be_committed_another_one_takes_its_time(trains):
+    last = announce(trains)
     at(trains, last.step + 1, last.step + 1)
     assert announce(trains) == last
 
     trains.now_s += LAST_AGAIN_S
     at(trains, last.step + 1, last.step + 1)
     assert announce(trains).step > last.step
+
+
+def test_what_another_attempt_gave_up_does_not_hurry_the_next_last_step(trains):
+    last = announce(trains)
+    dropped = AbandonedStep(
+        run=trains.run.id, step=last.step, generation=trains.run.generation - 1, reason="late"
+    )
+    at(trains, last.step + 1, last.step + 1)
+    trains.run = replace(trains.run, abandoned=(dropped,))
+
+    assert announce(trains) == last
 
 
 def test_a_later_step_is_as_good_where_the_last_one_took_too_long(trains):

@@ -25,6 +25,9 @@ LATE_NEWS_TRAVEL_S = 0.4
 STEP_S_UNKNOWN = 0.1
 PACE_S_MAX = 10.0
 """From the attempt's start on: whoever has done no step by then does few, or calls ``save()``."""
+LAST_NEWS_TRAVEL_S = 0.5
+"""For the last step of a round, since a rescale waits for it; who hears too late has longer the
+next time."""
 LAST_AGAIN_S = 120.0
 """Much more than a rank waits for its round to end: where no save succeeds, training goes on."""
 
@@ -81,13 +84,15 @@ def announce_asked(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome
     return _announced(run, _ahead(run, statuses), SaveReason.OPERATOR, now_s, rank=None)
 
 
-def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
+def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float, asked_at_s: float) -> Outcome:
     """Return the run with the step announced that its round ends after, as soon as one can be.
 
     A step that is announced already, and that no rank is about to do, becomes that one: else where
     time brings one after the other there might never be room for this one. While that step may
-    still be committed, another is not announced before ``LAST_AGAIN_S``. Nobody guesses how long a
-    step takes: a guess too low would lose steps, and one too high would be waited for.
+    still be committed, another is not announced before ``LAST_AGAIN_S``; one that was given up is
+    followed by another after as long as the wish, of ``asked_at_s``, was old when it was announced.
+    Nobody guesses how long a step takes: a guess too low would lose steps, and one too high would
+    be waited for.
     """
     statuses = training(run, nodes)
     if statuses is None or run.attempt is None:
@@ -102,10 +107,21 @@ def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
             return Outcome(run=run)
         last = replace(was, reason=SaveReason.RESCALE)
         return Outcome(run=replace(run, announcement=last, announced_at_s=now_s))
-    if was and was.reason.ends_round and now_s < run.announced_at_s + LAST_AGAIN_S:
-        return Outcome(run=run)
-    step = _ahead(run, statuses, NEWS_TRAVEL_S if paced else 0.0)
+    travel_s = LAST_NEWS_TRAVEL_S
+    if was and was.reason.ends_round:
+        wait_s = LAST_AGAIN_S
+        if _is_given_up(run, was):
+            wait_s = min(run.announced_at_s - asked_at_s, LAST_AGAIN_S)
+            travel_s = max(NEWS_TRAVEL_S, min(now_s - asked_at_s, LAST_AGAIN_S))
+        if now_s < run.announced_at_s + wait_s:
+            return Outcome(run=run)
+    step = _soon(run, statuses, travel_s if paced else 0.0)
     return _announced(run, step, SaveReason.RESCALE, now_s, rank=None)
+
+
+def _is_given_up(run: Run, was: Announcement) -> bool:
+    """Tell whether an announced step, or the first after it that ranks count, will not be whole."""
+    return any(a.generation == run.generation and a.step >= was.step for a in run.abandoned)
 
 
 def take_back(run: Run) -> Run:
@@ -154,13 +170,27 @@ def _due(status: RankStatus, since_s: float) -> SaveReason | None:
 
 def _ahead(run: Run, statuses: Mapping[int, RankStatus], travel_s: float = NEWS_TRAVEL_S) -> int:
     """Return the step by which the news will have reached every rank."""
+    return _done(run, statuses) + STEPS_AHEAD_MIN + _steps(statuses, travel_s)
+
+
+def _soon(run: Run, statuses: Mapping[int, RankStatus], travel_s: float) -> int:
+    """Return the first step after which news may have come: the one that is being done is none."""
+    return _done(run, statuses) + max(STEPS_AHEAD_MIN, 1 + _steps(statuses, travel_s))
+
+
+def _done(run: Run, statuses: Mapping[int, RankStatus]) -> int:
+    """Return the last step that is known to be done: as ranks say it, or as it was committed."""
+    done = [row.id.step for row in run.checkpoints if row.id.generation == run.generation]
+    return max([_newest_step(run, statuses), *done])
+
+
+def _steps(statuses: Mapping[int, RankStatus], travel_s: float) -> int:
+    """Return how many steps ranks may do in that time, in whole ones."""
     known = [s.report.step_s for s in statuses.values() if s.report.step_s > 0]
     step_s = min(known, default=STEP_S_UNKNOWN)
     # Compared, not divided: nothing that a rank says can overflow here.
     short = step_s * STEPS_AHEAD_MAX <= travel_s
-    steps = STEPS_AHEAD_MAX if short else math.ceil(travel_s / step_s)
-    done = [row.id.step for row in run.checkpoints if row.id.generation == run.generation]
-    return max([_newest_step(run, statuses), *done]) + STEPS_AHEAD_MIN + steps
+    return STEPS_AHEAD_MAX if short else math.ceil(travel_s / step_s)
 
 
 def _announced(

@@ -44,9 +44,10 @@ def hear(
     """
     now_s = catalogue.now_s()
     answers: dict[int, Launch | CheckpointError] = {}
-    changed = False
+    before: dict[str, Launch] = {}
+    after: dict[str, Launch] = {}
     for job in sorted({request.report.job for request in requests}):
-        before = launch = catalogue.lock_launch(job)
+        before[job] = launch = catalogue.lock_launch(job)
         mine = [(i, request) for i, request in enumerate(requests) if request.report.job == job]
         heard = set()
         for index, request in mine:
@@ -58,30 +59,68 @@ def hear(
             heard.add(request.report.launcher)
         for launcher in sorted(heard & {one.id for one in launch.launchers}):
             catalogue.renew_launcher(launcher, job, now_s + limits.node_lease_s)
-        catalogue.save_launch(before, launch)
-        answers |= {i: launch for i, _ in mine if i not in answers}
-        changed = changed or launch != before
-    return [answers[index] for index in range(len(requests))], changed
+        after[job] = launch
+    saved, told = _saved(catalogue, before, after, now_s, limits)
+    said = [answers.get(i, saved[request.report.job]) for i, request in enumerate(requests)]
+    return said, told
 
 
 def tick(catalogue: Catalogue, limits: Limits) -> Ticked:
     """Do what only time brings: leases that ran out, pauses that are over, steps to end after."""
     now_s = catalogue.now_s()
     before = {job: catalogue.lock_launch(job) for job in catalogue.launch_jobs()}
-    after = {job: _timed(catalogue, launch, now_s, limits) for job, launch in before.items()}
+    timed = {job: _timed(catalogue, launch, now_s, limits) for job, launch in before.items()}
+    ending = {job: launch for job, launch in timed.items() if launch.end and launch.on}
+    ended = _ended(catalogue, ending, now_s, limits)
+    after = {**timed, **ended.launches}
+    for job, launch in after.items():
+        catalogue.save_launch(before[job], launch)
+    return Ticked(told=ended.told or after != before, hurry=ended.hurry)
+
+
+def _saved(
+    catalogue: Catalogue,
+    before: Mapping[str, Launch],
+    after: Mapping[str, Launch],
+    now_s: float,
+    limits: Limits,
+) -> tuple[Mapping[str, Launch], bool]:
+    """Save launches; what a round is to end after is announced at once, not with the next tick.
+
+    Returns:
+        The launches as they are then, and whether somebody must be told.
+    """
+    asked = {j: one for j, one in after.items() if one.end and one.on and not before[j].end}
+    ended = _ended(catalogue, asked, now_s, limits)
+    after = {**after, **ended.launches}
+    for job, launch in after.items():
+        catalogue.save_launch(before[job], launch)
+    return after, ended.told or after != before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """Launches by job after their rounds had to do with an end; see ``Ticked``."""
+
+    launches: Mapping[str, Launch]
+    told: bool
+    hurry: bool
+
+
+def _ended(
+    catalogue: Catalogue, ending: Mapping[str, Launch], now_s: float, limits: Limits
+) -> _Ended:
+    """Announce what rounds end after, or take that back; end those whose step is safe."""
     told = hurry = False
-    ending = {job: launch for job, launch in after.items() if launch.end and launch.on}
     trained = _trained(catalogue, ending)
     nodes = catalogue.nodes() if any(trained.values()) else {}
+    after = {}
     for job, launch in ending.items():
         event, changed = _end(catalogue, launch, trained[job], nodes, now_s)
         told = told or changed
         hurry = hurry or (bool(trained[job]) and round_end.is_recent(launch, now_s))
         after[job] = _fed(catalogue, launch, event, now_s, limits)
-    for job, launch in after.items():
-        catalogue.save_launch(before[job], launch)
-        told = told or launch != before[job]
-    return Ticked(told=told, hurry=hurry)
+    return _Ended(launches=after, told=told, hurry=hurry)
 
 
 def allocate(catalogue: Catalogue, job: str, allocation: Allocation, limits: Limits) -> bool:
@@ -90,10 +129,10 @@ def allocate(catalogue: Catalogue, job: str, allocation: Allocation, limits: Lim
     Raises:
         StaleGenerationError: it has a newer one.
     """
+    now_s = catalogue.now_s()
     launch = catalogue.lock_launch(job)
-    changed = _fed(catalogue, launch, Allocated(allocation), catalogue.now_s(), limits)
-    catalogue.save_launch(launch, changed)
-    return changed != launch
+    changed = _fed(catalogue, launch, Allocated(allocation), now_s, limits)
+    return _saved(catalogue, {job: launch}, {job: changed}, now_s, limits)[1]
 
 
 def end_after_save(catalogue: Catalogue, job: str, event: EndAsked, limits: Limits) -> bool:
@@ -149,8 +188,8 @@ def _end(
     wanted = rounds.end_wanted(launch)
     told = False
     for run in runs:
-        if wanted:
-            outcome = save_announcement.announce_last(run, nodes, now_s)
+        if wanted and launch.end is not None:
+            outcome = save_announcement.announce_last(run, nodes, now_s, launch.end.asked_at_s)
         else:
             outcome = Outcome(run=save_announcement.take_back(run))
         catalogue.save_run(run, outcome.run)
