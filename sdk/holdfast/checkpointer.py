@@ -326,6 +326,7 @@ class Checkpointer:
             self._save_asked = False  # before the save: what is asked from here on is another one
         self._report(saver, ending=ending)
         handle = self.save(step, notes=notes) if due else None
+        saver.leave(step)
         if handle and announcement and announced and self._round_end:
             ending = self._round_end.saved(announcement, handle) or ending
         if ending:
@@ -426,8 +427,7 @@ class Checkpointer:
         """Close where nothing can be raised any more: what is not safe is logged."""
         if error := self._close(timeout_s, in_order=in_order):
             # One of many steps: when it was given up it was said, and training went on.
-            passed_by = self._saver is not None and self._saver.passed_by
-            level = logging.WARNING if passed_by else logging.ERROR
+            level = logging.WARNING if self._saver and self._saver.passed_by else logging.ERROR
             log.log(level, "job %s: %s", self._job, error.message)
 
     def _agent_socket(self) -> Path:

@@ -92,6 +92,8 @@ class Saver:
         self._done = (-1, 0)
         self._saved_at = 0
         self._passed: deque[int] = deque(maxlen=PASSED_COUNT_MAX)
+        self._left = -1
+        self._heard: Announcement | None = None
         self._at_exit = at_exit
         self._last_notes: Mapping[str, object] | None = None
         self._waited_s = 0.0
@@ -287,7 +289,26 @@ class Saver:
         forgotten = len(self._passed) == PASSED_COUNT_MAX and self._passed[0] >= announced
         if announced > step or forgotten:
             return announced
-        return next((one for one in self._passed if one >= announced), step)
+        passed = tuple(self._passed)  # the watch thread asks, too
+        return next((one for one in passed if one >= announced), step)
+
+    def leave(self, step: int) -> None:
+        """Note that all was done for ``step``: what is announced of it from now on comes late."""
+        self._left = step
+        self._decline()
+
+    def _decline(self) -> None:
+        """Give up at once what was announced for a step that this rank has left without a save.
+
+        Ranks that have saved it may wait at it, and this one for them inside its next step: whoever
+        said so only with that would have all wait for nothing. Called on both threads.
+        """
+        heard, left = self._heard, self._left
+        if heard is None or not self._state.answered < heard.step <= left:
+            return
+        reached = self._reached(heard.step, left)
+        if reached not in self._handles or self._state.owed == reached:
+            self._handle(ev.HeardLate(left, heard, reached))
 
     def note_behind(self, step: int, newest: int) -> None:
         """Warn, once, if an optimizer has stepped and ``step`` is counted as before ``newest``."""
@@ -313,7 +334,9 @@ class Saver:
     def on_view(self, view: SessionView) -> None:
         """Take a new view of the agent; called on the watch thread."""
         self._performer.twins.offer(view.twins)  # first: a slot of its own begins the next save
+        self._heard = view.announcement
         self._handle(ev.View(view))
+        self._decline()
         self._look_for_slots()  # training may wait for that very step
         if self._doubts is not None:
             self._doubts.hear(view)

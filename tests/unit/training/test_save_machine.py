@@ -91,6 +91,7 @@ DUE, PREPARED, NO_SLOT = ev.Due(7), ev.Prepared(7, 1), ev.NoSlot(7)
         (READY._replace(hanging=7), ev.CopyFailed(7, "it hung"), []),
         (READY._replace(copying=8), ev.CopyGivenUp(7, "it hung"), []),
         (READY, ev.Stepped(8), []),
+        (READY._replace(answered=6), ev.HeardLate(8, ENDING, 6), []),
     ],
 )  # fmt: skip
 def test_what_is_to_be_done(before, event, wanted):
@@ -128,6 +129,12 @@ def test_slots_are_offered_after_all_that_a_view_says():
         (READY._replace(owed=6), ev.Stepped(7, agent_lost=True), f"no free slot: {rules.AWAY}"),
         (READY._replace(owed=6), ev.Awaited(1.0, changed=True), f"no free slot: {rules.BEHIND}"),
         (READY, ev.Stepped(7, ENDING), f"{rules.LATE} (a rank was told to end)"),
+        (READY, ev.HeardLate(7, ENDING, 6), f"{rules.LATE} (a rank was told to end)"),
+        (
+            READY._replace(owed=6),
+            ev.HeardLate(7 + rules.STEPS_LATE_MAX, ENDING, 6),
+            f"{rules.LATE} (a rank was told to end){rules.LARGE}",
+        ),
         (READY, ev.SlotsLost((6,)), rules.LOST),
         (READY._replace(copying=6), ev.CopyGivenUp(6, "it hung"), "it hung"),
         (READY._replace(copying=6), ev.CopyFailed(6, "boom"), "boom"),

@@ -44,6 +44,17 @@ class Stepped(NamedTuple):
     agent_lost: bool = False
 
 
+class HeardLate(NamedTuple):
+    """Training had gone on to ``step`` before this rank heard what is ``announced``.
+
+    It has come to ``reached`` for that, and does not save it.
+    """
+
+    step: int
+    announced: Announcement
+    reached: int
+
+
 class Due(NamedTuple):
     """A save of ``step`` is due: the state is now that of this step."""
 
@@ -184,9 +195,9 @@ class FailureTaken(NamedTuple):
 
 
 SaveEvent = (
-    Loaded | Stepped | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused | SlotReady
-    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | NonFinite | Failed | SlotsLost
-    | Awaited | WentBack | View | Closing | FailureTaken
+    Loaded | Stepped | HeardLate | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused
+    | SlotReady | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | NonFinite | Failed
+    | SlotsLost | Awaited | WentBack | View | Closing | FailureTaken
 )  # fmt: skip
 
 # ---------------------------------------------------------------------- actions: what is told

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.announcements import Announcement
 from holdfast.core.text import tellable
 from holdfast.core.user_events import Event
 from holdfast.errors import (
@@ -76,11 +77,23 @@ def _stepped(state: SaveState, event: ev.Stepped, now_s: float) -> Handled:
     state = state._replace(answered=announced.step)
     reached = event.reached or announced.step
     if reached < event.step and not event.known:
-        hint = LARGE if event.step - announced.step > STEPS_LATE_MAX else ""
-        late = f"{LATE} ({announced.reason.text}){hint}"
-        state, more = _abandon(state, reached, now_s, late)
+        state, more = _abandon(state, reached, now_s, _late(announced, event.step))
         actions += more
     return state, actions
+
+
+def _late(announced: Announcement, step: int) -> str:
+    hint = LARGE if step - announced.step > STEPS_LATE_MAX else ""
+    return f"{LATE} ({announced.reason.text}){hint}"
+
+
+def _heard_late(state: SaveState, event: ev.HeardLate, now_s: float) -> Handled:
+    """Give a step up that others save, and may wait at; an owed one: they wait for it, too."""
+    if event.announced.step <= state.answered:
+        return state, []
+    owed = _without(state.owed, event.reached)
+    state = state._replace(answered=event.announced.step, owed=owed)
+    return _abandon(state, event.reached, now_s, _late(event.announced, event.step))
 
 
 def _due(state: SaveState, event: ev.Due, now_s: float) -> Handled:
@@ -392,6 +405,7 @@ def _without(known: int | None, step: int) -> int | None:
 _NOTES: dict[type, Callable[[SaveState, Any, float], Handled]] = {
     ev.Loaded: _loaded,
     ev.Stepped: _stepped,
+    ev.HeardLate: _heard_late,
     ev.Due: _due,
     ev.NoteRefused: _note_refused,
     ev.CopyHangs: _copy_hangs,
