@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import threading
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from tests.integration.metadata.test_process import start as start_metadata
 import holdfast
 from holdfast.core.announcements import SaveReason
 from holdfast.errors import InvalidRequestError
+from holdfast.training.saver import Saver
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import metadata_pb2
 
@@ -122,6 +124,36 @@ def test_an_announcement_says_why_to_the_rank(metadata, agent, rank):
     [told] = [event for event in events if event["kind"] == "save_announced"]
     assert "a rank was told to end (rank 0)" in told["message"]
     assert "preemption" == told["context"]["reason"]
+
+
+def test_what_a_rank_hears_late_it_gives_up_without_another_step(metadata, agent, monkeypatch):
+    """In its next step it may have to wait for who waits at that very step."""
+    monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+    heard, hear = threading.Event(), Saver.on_view
+    heard.set()
+
+    def later(saver, view):
+        assert heard.wait(60.0)
+        hear(saver, view)
+
+    monkeypatch.setattr(Saver, "on_view", later)
+    with holdfast.Checkpointer(
+        "late", {"w": torch.zeros(3)}, save=holdfast.EverySteps(10**6)
+    ) as ck:
+        ck.restore()
+        ck.step(1)
+        heard.clear()
+        post = "/api/v1/jobs/late/save"
+        until(lambda: metadata.http.post(post).status_code < 300, "a step is announced")
+        ck.step(5000)
+        heard.set()
+
+        def told():
+            answer = metadata.http.get("/api/v1/events", headers={"Accept": "application/json"})
+            return [e for e in answer.json() if e["kind"] == "save_abandoned"]
+
+        until(told, "it says that it heard too late")
+    assert "heard too late" in told()[0]["message"]
 
 
 class CrashError(Exception):
