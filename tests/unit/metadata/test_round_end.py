@@ -14,6 +14,7 @@ from holdfast_services.metadata.domain.rounds import EndAsked, Gone
 from holdfast_services.metadata.domain.save_announcement import (
     LAST_AGAIN_S,
     LAST_NEWS_TRAVEL_S,
+    LAST_NEWS_TRAVEL_S_MAX,
     NEWS_TRAVEL_S,
     PACE_S_MAX,
     STEPS_AHEAD_MIN,
@@ -362,6 +363,7 @@ def test_where_the_last_step_is_always_given_up_training_goes_on(trains):
     trains.now_s += 10 * LAST_AGAIN_S
     give_up(trains, last.step)
     second = announce(trains)
+    assert second.step == last.step + 1 + 1 + round(LAST_NEWS_TRAVEL_S_MAX / 0.5)
     give_up(trains, second.step)
     trains.now_s += LAST_AGAIN_S - 0.1
     assert announce(trains) == second

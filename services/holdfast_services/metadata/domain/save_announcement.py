@@ -28,6 +28,7 @@ PACE_S_MAX = 10.0
 LAST_NEWS_TRAVEL_S = 0.5
 """For the last step of a round, since a rescale waits for it; who hears too late has longer the
 next time."""
+LAST_NEWS_TRAVEL_S_MAX = 10.0
 LAST_AGAIN_S = 120.0
 """Much more than a rank waits for its round to end: where no save succeeds, training goes on."""
 
@@ -112,7 +113,8 @@ def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float, asked_at_s:
         wait_s = LAST_AGAIN_S
         if _is_given_up(run, was):
             wait_s = min(run.announced_at_s - asked_at_s, LAST_AGAIN_S)
-            travel_s = max(NEWS_TRAVEL_S, min(now_s - asked_at_s, LAST_AGAIN_S))
+            old_s = now_s - asked_at_s
+            travel_s = max(NEWS_TRAVEL_S, min(old_s, LAST_NEWS_TRAVEL_S_MAX))
         if now_s < run.announced_at_s + wait_s:
             return Outcome(run=run)
     step = _soon(run, statuses, travel_s if paced else 0.0)
