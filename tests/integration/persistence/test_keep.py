@@ -20,12 +20,14 @@ from tests.integration.persistence.harness import (
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.persistence_work import CheckpointWork, SweepWork
-from holdfast.errors import UnavailableError
+from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.format import keys
 from holdfast.objectstore import open_store
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence import worker
 from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.orphans import Swept, sweep
+from holdfast_services.persistence.scrub import scrub
 
 LENGTH = 5000
 
@@ -186,6 +188,21 @@ def test_a_scrub_tells_what_is_gone(catalogue, store, store_url, queue_url, dura
     wanted = {"segment": [first], "sidecar": [first], "manifest": [], "changed": everything}
     assert wanted[gone] == catalogue.scrubbed[0][1]
     assert key == CheckpointFolder(store, keys.folder(JOB, key)).manifest().checkpoint
+
+
+def test_a_scrub_writes_no_manifest_of_what_has_expired_meanwhile(store, durable):
+    """Reading takes long, and the folder may have been collected: nobody would collect it again."""
+    ((key, shards),) = durable(10).items()
+    store.delete([keys.manifest_key(JOB, key)])
+    plan = CheckpointWork(checkpoint=key, job=JOB, shards=tuple(shards))
+
+    def expired():
+        raise NotFoundError("it has expired")
+
+    with pytest.raises(NotFoundError):
+        scrub(store, plan, Pace(0), threading.Event(), check_kept=expired)
+
+    assert keys.manifest_key(JOB, key) not in under(store, key)
 
 
 def test_a_scrub_writes_over_a_manifest_that_cannot_be_read(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.decision import Start
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.shard import PRIME
 from holdfast.core.sources import Memory
@@ -468,3 +469,17 @@ def test_volumes_that_nobody_counts_make_nothing_whole_but_by_a_manifest(cluster
     stored = Stored(checkpoint=key.checkpoint, shards=shards)
     nodes = tuple(cluster.nodes.values())
     assert whole(gather(cluster.run.id, nodes, cluster.now_s, (stored,)).sources[key.checkpoint])
+
+
+def test_no_step_is_given_up_for_one_of_the_attempt_before_whatever_its_number(cluster):
+    """P5: this attempt has started over, and a catalogue from a backup does not know that."""
+    first = start(cluster, "a", "b")
+    cluster.commit(20, first, "a", "b")
+    second = cluster.launch(b"second", "a", "b", start=Start(name="again", fresh=True))
+    cluster.run = replace(cluster.run, rules=(), moves=())
+    cluster.hold("a", 1, second, 0)
+    cluster.hold("a", 1, second, 1, owner="b")
+    cluster.report("a", "b")
+
+    assert (1, second) in cluster.levels()
+    assert () == cluster.run.abandoned
