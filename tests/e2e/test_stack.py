@@ -334,7 +334,7 @@ def test_a_supervisor_that_runs_refuses_another_one(stack):
     )
 
     assert done.returncode == 3
-    assert f"pid={stack.info['pid']}" in done.stderr
+    assert f"process {stack.info['pid']}" in done.stderr
 
 
 def test_a_port_in_use_is_one_line_that_names_it(stack, home):

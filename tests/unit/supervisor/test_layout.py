@@ -129,7 +129,7 @@ def test_only_one_process_gets_the_lock_of_a_home(home):
     command = [sys.executable, "-c", hold, str(home / "supervisor.lock")]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout.readline() == "1\n"
-        with pytest.raises(AlreadyExistsError, match=f"pid={process.pid}"):
+        with pytest.raises(AlreadyExistsError, match=f"process {process.pid}"):
             places.take_lock(home)
         process.stdin.close()
 
