@@ -118,7 +118,7 @@ class Settings(MetricsSettings):
         _replicate_bytes_per_s,
         "most bytes per second that this node receives for copies and parity, such as `500MiB`, "
         "at least `1MiB`; 0: no limit. Not kept while a restore waits for bytes here. "
-        "[How much it must be](../howto/choose-a-policy.md#leave-the-network-to-training)",
+        "[How much it must be](../howto/choose-redundancy.md#leave-the-network-to-training)",
         "0",
     )
     domain: str = setting(

@@ -187,8 +187,8 @@ def test_parameters_are_counted_as_people_do(capsys, text, count):
 
 
 def test_the_table_of_the_page_is_what_the_sum_says(capsys):
-    """P8: memory per node in ``docs/howto/choose-a-policy.md``, without what is fetched."""
-    page = (ROOT / "docs/howto/choose-a-policy.md").read_text()
+    """P8: memory per node in ``docs/howto/choose-redundancy.md``, without what is fetched."""
+    page = (ROOT / "docs/howto/choose-redundancy.md").read_text()
     table = page.partition("| `replicas` |")[2].partition("\n\n")[0].splitlines()[2:]
     told = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     found = policies(capsys, "--state", "64G", "--nodes", "16", "--gpus", "8")
