@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from tests.members import Members
 from tests.said import tcp
 from tests.soft_card import SoftCard, soft_place
 
@@ -15,6 +16,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
+from holdfast.rpc import tls
 from holdfast_services.kit.pace import Pace
 from holdfast_services.transport import (
     Fetch,
@@ -22,6 +24,7 @@ from holdfast_services.transport import (
     ServedSegments,
     tcp_client,
 )
+from holdfast_services.transport.connection import greet, guarded
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
 from holdfast_services.transport.paced import Paced
 from holdfast_services.transport.rdma import adapter
@@ -61,15 +64,33 @@ def _soft_rdma(monkeypatch):
 
 
 @pytest.fixture(
-    params=[_tcp, _paced, _memory, _soft_rdma, pytest.param(_rdma, marks=pytest.mark.rdma)],
-    ids=["tcp", "tcp at a rate", "memory", "rdma in software", "rdma"],
-)
-def ends(request, monkeypatch):
+    params=[
+        (_tcp, False),
+        (_tcp, True),
+        (_paced, False),
+        (_memory, False),
+        (_soft_rdma, False),
+        (_soft_rdma, True),
+        pytest.param((_rdma, False), marks=pytest.mark.rdma),
+        pytest.param((_rdma, True), marks=pytest.mark.rdma),
+    ],
+    ids=["tcp", "tcp, TLS", "tcp at a rate", "memory", "rdma in software", "rdma in software, TLS",
+         "rdma", "rdma, TLS"],
+)  # fmt: skip
+def ends(request, monkeypatch, member):
     """(fetching end, serving end, endpoints where nobody serves)."""
-    near, far, nowhere = request.param(monkeypatch)
+    make, secure = request.param
+    tls.use(member if secure else None)
+    near, far, nowhere = make(monkeypatch)
     yield near, far, nowhere
     near.close()
     far.close()
+    tls.use(None)
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory):
+    return Members().issue(tmp_path_factory.mktemp("member"))
 
 
 @pytest.fixture(scope="module")
@@ -363,13 +384,17 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
     assert all(segment[a:b] == target[a:b] for a, b in map(request_for(segment).part, done))
 
 
-def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_fetch_from_a_source_that_says_nothing_is_interrupted(secure, member):
     """F58: shutdown does not wait for a peer that hangs."""
+    tls.use(member if secure else None)
     stop = threading.Event()
     held: list[socket.socket] = []  # closed before its request is read, it would be reset
 
     def accept() -> None:
-        held.append(silent.accept()[0])
+        connection = guarded(silent.accept()[0])
+        greet(connection)
+        held.append(connection)
         held[0].recv(1)
         stop.set()
 
@@ -383,6 +408,7 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
         near.close()
         asked.join()
         held[0].close()
+    tls.use(None)
 
 
 def test_a_source_that_stopped_serving_is_unavailable(ends, segment):

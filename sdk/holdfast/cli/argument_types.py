@@ -29,6 +29,7 @@ LINK_S_MAX = 7 * 86_400
 
 _PARAMS = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(?:e([0-9]{1,2})|([KMBT]))?", re.IGNORECASE)
 _PARAMS_EXPONENT = {None: 0, "K": 3, "M": 6, "B": 9, "T": 12}
+_PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,3})?)(s|m|h|d)?")
 _SPAN_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -49,6 +50,13 @@ job = _refusing(job_name)
 target = _refusing(catalogue.parse_target)
 place = _refusing(where.parse_place)
 size_bytes = _refusing(parse_bytes)
+
+
+def person(text: str) -> str:
+    """Return the name of somebody, which is a file's too."""
+    if not _PERSON.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not 1 to 64 letters, digits, . _ @ -")
+    return text
 
 
 def exact_target(text: str) -> catalogue.Target:

@@ -24,6 +24,7 @@ from holdfast.cli import (
     top,
     verify,
 )
+from holdfast.cli.certs import add_certs
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.retain_arguments import add_retain_arguments
@@ -97,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_config(commands)
     _add_doctor(commands)
+    add_certs(partial(_add, commands))
     add_scheduling(partial(_add, commands))
     add_simulate(partial(_add, commands))
     return top

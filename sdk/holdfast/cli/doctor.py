@@ -22,6 +22,7 @@ import holdfast
 from holdfast.cli.checks import Check, check
 from holdfast.cli.doctor_node import NodeFacts, look_at_node, node_checks
 from holdfast.cli.doctor_store import StoreFacts, look_at_store, rebuild, store_checks
+from holdfast.cli.doctor_tls import TlsFacts, look_at_tls, tls_checks
 from holdfast.cli.output import Report, Table
 from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
 from holdfast.core import env
@@ -40,11 +41,11 @@ SOCKET_PATH_BYTES_MAX = 107
 KNOWN_VARIABLES = frozenset(
     f"HOLDFAST_{name}"
     for name in """
-ADDRESS AGENT ARENA ATTEMPT AUTO BUDGET COMMIT CONFIG DATABASE_URL DATA_PORT DECIDE_WAIT_S
-DOMAIN HOME JOB KUBERNETES LAST_STEP LAUNCH LISTEN LISTEN_HOST LOG LOG_FORMAT MESH MESHES
+ADDRESS AGENT ARENA ATTEMPT AUTO BUDGET COMMIT CONFIG DATABASE_URL DATA_PORT DECIDE_WAIT_S DOMAIN
+HOME INSECURE JOB KUBERNETES LAST_STEP LAUNCH LISTEN LISTEN_HOST LOG LOG_FORMAT MESH MESHES
 METRICS_LISTEN NODE NODE_LEASE_S ORPHAN_AGE_S PERSIST_PARTS PERSIST_RATE PLAN_S POLICY QUEUE
 QUEUE_LEASE_S QUOTAS RANK_PROCESS RDMA RDMA_PORT READY_FILE RECORD_COMMAND REPLICATE_RATE
-RESTORE_TIMEOUT REST_LISTEN REST_NAMES RPC_PORT SAID SCHEDULER SCRUB_AGE_S SCRUB_RATE STORE
+RESTORE_TIMEOUT REST_LISTEN REST_NAMES RPC_PORT SAID SCHEDULER SCRUB_AGE_S SCRUB_RATE STORE TLS
 TOKEN WORKER
 """.split()  # noqa: SIM905 - words
 )
@@ -72,6 +73,7 @@ class Facts:
     agents: tuple[AgentFacts, ...]
     store: StoreFacts | None = None
     node: NodeFacts | None = None
+    tls: TlsFacts | None = None
 
 
 def doctor(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
@@ -110,6 +112,7 @@ def gather(environ: Mapping[str, str]) -> Facts:
         agents=tuple(probe_agent(socket) for socket in sockets if _fits(socket)),
         store=look_at_store(environ, stack),
         node=look_at_node(environ, sockets),
+        tls=look_at_tls(environ),
     )
 
 
@@ -118,6 +121,8 @@ def checks(facts: Facts) -> Iterator[Check]:
     yield from _software(facts)
     yield from _variables(facts)
     yield from _memory(facts)
+    if facts.tls is not None:
+        yield from tls_checks(facts.tls)
     yield from _services(facts)
     yield from store_checks(facts.store)
 

@@ -7,11 +7,11 @@ import http.client
 import json
 import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import CheckpointError
+from holdfast.rpc import rest
 
 TIMEOUT_S = 3.0
 DETAIL_BYTES_MAX = 64 << 10
@@ -129,9 +129,8 @@ def _ask_rest(rest_url: str) -> tuple[float | None, str]:
     """Return the service's clock minus ours, None if unseen, and why it is not ready, if so."""
     if not rest_url.startswith(("http://", "https://")):
         return None, ""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{rest_url.rstrip('/')}/readyz", timeout=TIMEOUT_S) as answer:
+        with rest.opener().open(f"{rest_url.rstrip('/')}/readyz", timeout=TIMEOUT_S) as answer:
             return _skew_s(answer.headers["Date"]), ""
     except urllib.error.HTTPError as refused:
         with refused:

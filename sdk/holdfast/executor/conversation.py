@@ -34,7 +34,7 @@ class Conversation:
     """Keeps the scheduler informed; ``start``, ``say``, ``leave``.
 
     Args:
-        url: The scheduler, ``http://host:port``.
+        url: The scheduler, ``http://host:port``, or ``https``.
         node: Whose launchers these are.
         report: The first report; ``say`` changes it.
         on_orders: Runs on the thread with all orders that differ.
@@ -53,9 +53,9 @@ class Conversation:
         on_error: Callable[[CheckpointError], None],
     ) -> None:
         parsed = urllib.parse.urlsplit(url)
-        if parsed.scheme != "http" or not parsed.hostname:
+        if parsed.scheme not in ("http", "https") or not parsed.hostname:
             raise InvalidRequestError(f"{url!r} is not the scheduler's http://host:port")
-        self._host, self._port = parsed.hostname, parsed.port or 80
+        self._scheme, self._host, self._port = parsed.scheme, parsed.hostname, parsed.port
         prefix = parsed.path.rstrip("/")
         self._path = f"{prefix}/api/v1/executors/{urllib.parse.quote(node)}"
         self._on_orders = on_orders
@@ -128,7 +128,7 @@ class Conversation:
         return from_record(Orders, answer, "orders")
 
     def _ask(self, method: str, path: str, body: object, timeout_s: float) -> object:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        connection = rest.connection(self._scheme, self._host, self._port, timeout_s)
         try:
             connection.connect()
             with self._guard:
@@ -140,8 +140,9 @@ class Conversation:
             answer = connection.getresponse()
             found = json.loads(answer.read(ANSWER_BYTES_MAX))
         except (OSError, ValueError, http.client.HTTPException) as cause:
+            where = f"{connection.host}:{connection.port}"
             raise UnavailableError(
-                f"no answer from the scheduler at {self._host}:{self._port}: {cause}"
+                f"no answer from the scheduler at {where}: {rest.why(cause)}"
             ) from cause
         finally:
             with self._guard:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from holdfast.core.retry import Waits
 from holdfast.errors import CheckpointError, InvalidRequestError, UnavailableError
+from holdfast.rpc import tls
 from holdfast.rpc.protocol import HEADER, PROTOCOL
 from holdfast.rpc.status import from_rpc_error
 
@@ -36,7 +38,10 @@ KEEPALIVE_ANSWER_S = 10.0
 KEEPALIVE_S_MIN = KEEPALIVE_S / 2
 """A caller that asks more often is cut off by the server."""
 
+UNIX = "unix:"
+
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -93,17 +98,74 @@ def unix_target(path: Path) -> str:
             f"socket path {path} has {length} bytes, the kernel takes {SOCKET_PATH_BYTES_MAX}; "
             f"choose a shorter folder"
         )
-    return f"unix:{path}"
+    return f"{UNIX}{path}"
+
+
+def identity_for(target: str) -> tls.Identity | None:
+    """Return what this process shows at ``target``; None: no TLS, as on a unix socket.
+
+    There the kernel says which user is at the other end, and lets nobody listen.
+
+    Raises:
+        InvalidRequestError: the folder ``HOLDFAST_TLS`` is not as it has to be.
+    """
+    return None if target.startswith(UNIX) else tls.identity()
 
 
 def sync_channel(target: str) -> grpc.Channel:
-    """Return a channel for the SDK's rpc thread; the caller closes it."""
-    return grpc.insecure_channel(target, options=_channel_options())
+    """Return a channel for the SDK's rpc thread; the caller closes it.
+
+    Raises:
+        InvalidRequestError: as ``identity_for``.
+    """
+    identity = identity_for(target)
+    if identity is None:
+        return grpc.insecure_channel(target, options=_channel_options())
+    return grpc.secure_channel(target, _credentials(identity), options=_secure_options())
 
 
 def async_channel(target: str) -> grpc.aio.Channel:
-    """Return a channel for a service's loop; the caller closes it."""
-    return grpc.aio.insecure_channel(target, options=_channel_options())
+    """Return a channel for a service's loop; the caller closes it; errors as ``sync_channel``."""
+    identity = identity_for(target)
+    if identity is None:
+        return grpc.aio.insecure_channel(target, options=_channel_options())
+    return grpc.aio.secure_channel(target, _credentials(identity), options=_secure_options())
+
+
+@lru_cache(maxsize=2)  # channels with one object share connections, and there is one identity
+def _credentials(identity: tls.Identity) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+
+
+def _secure_options() -> list[tuple[str, Any]]:
+    return [*_channel_options(), ("grpc.ssl_target_name_override", tls.NAME)]
+
+
+class LastingChannel(Generic[C]):
+    """A channel that is made anew once the files of ``HOLDFAST_TLS`` have been replaced.
+
+    One channel shows for all its life what it was made with, and a service outlives certificates.
+
+    Args:
+        target: Where to.
+        make: ``sync_channel`` or ``async_channel``.
+    """
+
+    def __init__(self, target: str, make: Callable[[str], C]) -> None:
+        self._target = target
+        self._make = make
+        self._identity = identity_for(target)
+        self._channel = make(target)
+
+    @property
+    def current(self) -> C:
+        """The channel for calls that begin now; it is not kept by the caller."""
+        identity = identity_for(self._target)
+        if identity is not self._identity:
+            # Not closed: that would end the calls on it, of which each keeps it as long as it runs.
+            self._channel = self._make(self._target)
+            self._identity = identity
+        return self._channel
 
 
 def call(method: Callable[..., T], request: object, *, timeout_s: float, **context: object) -> T:

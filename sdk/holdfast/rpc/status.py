@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from holdfast import errors
+from holdfast.rpc import tls
 from holdfast.v1 import common_pb2 as pb
 
 TRAILER = "holdfast-error-bin"
@@ -82,7 +83,9 @@ def from_rpc_error(error: grpc.RpcError, **context: object) -> errors.Checkpoint
     cls = _BY_CODE.get(outcome.code(), errors.InternalError)
     detail = _detail(outcome.trailing_metadata())
     if detail is None:
-        return cls(_first_line(outcome.details() or outcome.code().name), **context)
+        said = _first_line(outcome.details() or outcome.code().name)
+        why = tls.reason(said) if cls is errors.UnavailableError else ""
+        return cls(f"{said}: {why}" if why else said, **context)
     cls = _BY_KIND.get(detail.kind, cls)
     return cls(detail.message, **{**context, **detail.context})
 

@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.inventory import Peer
 from holdfast.core.user_events import Event
-from holdfast.errors import AccessError, UnavailableError
+from holdfast.errors import AccessError
 from holdfast.rpc.channel import unix_target
 from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.arena import Arena
@@ -34,7 +32,7 @@ from holdfast_services.agent.settings import Settings, default_budget_bytes
 from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.pace import Pace
-from holdfast_services.kit.server import make_server
+from holdfast_services.kit.server import bind, make_server
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.paced import Paced
 
@@ -81,7 +79,7 @@ class Agent:
         """
         endpoints = self._transport.serve(self._served)
         host = self._settings.listen_host
-        port = _bind(self._remote, f"{host}:{self._settings.rpc_port}")
+        port = bind(self._remote, f"{host}:{self._settings.rpc_port}")
         self.me = Peer(
             node=self._settings.node,
             rpc_address=f"{host}:{port}",
@@ -146,7 +144,7 @@ class Agent:
         agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
         agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)
         _private_folder(self._settings.agent_socket)
-        _bind(self._local, self._target)
+        bind(self._local, self._target)
         await self._remote.start()
         await self._local.start()
 
@@ -221,13 +219,6 @@ class Agent:
         await self._peers.close()
         await self._metadata.close()
         self._arena.close()
-
-
-def _bind(server: grpc.aio.Server, address: str) -> int:
-    try:
-        return server.add_insecure_port(address)
-    except RuntimeError as cause:
-        raise UnavailableError(f"cannot listen on {address}: {cause}") from cause
 
 
 def _private_folder(socket: Path) -> None:

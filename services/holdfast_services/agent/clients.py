@@ -18,7 +18,7 @@ from holdfast.core.stripes import Element
 from holdfast.core.user_events import Event
 from holdfast.errors import ManifestError, UnavailableError
 from holdfast.rpc import codec
-from holdfast.rpc.channel import async_channel, call_async
+from holdfast.rpc.channel import LastingChannel, async_channel, call_async
 from holdfast.v1 import agent_pb2, agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
 from holdfast_services.agent.domain import HeldSum
 from holdfast_services.transport import deadline_s
@@ -35,8 +35,7 @@ class MetadataClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = async_channel(address)
-        self._stub = metadata_pb2_grpc.MetadataStub(self._channel)
+        self._channel = LastingChannel(address, async_channel)
 
     async def register(self, spec: AttemptSpec, *, node: str, generation_min: int) -> Seat:
         """Register a rank of ``node``, which knows of the job up to ``generation_min``."""
@@ -75,16 +74,20 @@ class MetadataClient:
         request = metadata_pb2.RecordRequest(node=node, events=messages)
         await call_async(self._stub.Record, request, timeout_s=CALL_S_MAX)
 
+    @property
+    def _stub(self) -> metadata_pb2_grpc.MetadataAsyncStub:
+        return metadata_pb2_grpc.MetadataStub(self._channel.current)
+
     async def close(self) -> None:
         """Close the channel."""
-        await self._channel.close()
+        await self._channel.current.close()
 
 
 class PeerClients:
     """Channels to other agents, one per address."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, LastingChannel[grpc.aio.Channel]] = {}
 
     async def hold(self, peer: Peer, shard: Shard, source: Peer) -> bool:
         """Ask ``peer`` to hold a copy; True once it does, verified; False: it is still coming."""
@@ -163,11 +166,11 @@ class PeerClients:
         if peer.rpc_address not in self._channels:
             if len(self._channels) >= PEERS_COUNT_MAX:
                 raise UnavailableError(f"more than {PEERS_COUNT_MAX} peers", node=peer.node)
-            self._channels[peer.rpc_address] = async_channel(peer.rpc_address)
-        return agent_pb2_grpc.ReplicationStub(self._channels[peer.rpc_address])
+            self._channels[peer.rpc_address] = LastingChannel(peer.rpc_address, async_channel)
+        return agent_pb2_grpc.ReplicationStub(self._channels[peer.rpc_address].current)
 
     async def close(self) -> None:
         """Close all channels."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.current.close()
         self._channels.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.errors import InvalidRequestError
-from holdfast_services.config.models import MODELS, settings_with_log
+from holdfast_services.config.models import MODELS, all_settings
 from holdfast_services.kit.masking import masked
 from holdfast_services.kit.settings import NEEDED, Found, file_of, find, problem_of, unknown
 from holdfast_services.kit.settings_file import MISPLACED, SettingsFile
@@ -41,7 +41,7 @@ def _refusal(service: str, environ: Mapping[str, str]) -> list[str]:
 def _rows(
     service: str, environ: Mapping[str, str], file: SettingsFile | None
 ) -> Iterator[dict[str, str]]:
-    for each in settings_with_log(service):
+    for each in all_settings(service):
         try:
             found = find(each, environ, file, service)
         except InvalidRequestError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast_services.config.models import MODELS
-from holdfast_services.kit.settings import FILE, READY, LogSettings, Setting, settings_of
+from holdfast_services.kit.settings import FILE, READY, Setting, settings_of, settings_of_all
 
 BEGIN = (
     "<!-- made from the settings of the services: `python -m holdfast_services.config --page` -->"
@@ -27,9 +27,10 @@ FILE_ROW = (
 
 def tables() -> str:
     """Return the tables of all services, with headings."""
-    shared = (*settings_of(LogSettings),)
     parts = [
-        "\n".join(["## All services", "", *HEAD, FILE_ROW, *_rows(shared), _ready_row()]),
+        "\n".join(
+            ["## All services", "", *HEAD, FILE_ROW, *_rows(settings_of_all()), _ready_row()]
+        ),
         *map(_service, MODELS),
     ]
     return "\n\n".join(parts)

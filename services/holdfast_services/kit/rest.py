@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -29,6 +30,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.rpc import tls
 from holdfast.rpc.status import http_code
 from holdfast_services.kit.api_page import POLICY, api_page
 from holdfast_services.kit.visitors import refusal
@@ -163,16 +165,31 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _following(identity: tls.Identity) -> ssl.SSLContext:
+    """Return a context for a server; each handshake is made with what the files say by then."""
+
+    def newer(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        del name, context
+        now = tls.identity()
+        if now is not None:
+            connection.context = now.server
+
+    identity.server.sni_callback = newer
+    return identity.server
+
+
 class RestServer:
     """A port, bound at once, and from ``begin`` to ``end`` an application that is served on it.
 
-    ``url`` is where others reach it.
+    ``url`` is where others reach it: with ``HOLDFAST_TLS`` by ``https``, and whoever asks must show
+    a certificate of its CA.
     """
 
     def __init__(self, listen: str) -> None:
         self._socket = bind(listen)
         host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{reachable(host)}:{port}"
+        self._identity = tls.identity()
+        self.url = f"{tls.scheme()}://{reachable(host)}:{port}"
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -189,6 +206,9 @@ class RestServer:
             lifespan="off",
             timeout_graceful_shutdown=int(GRACE_S),
         )
+        config.load()
+        if self._identity is not None:
+            config.ssl = _following(self._identity)
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - no event

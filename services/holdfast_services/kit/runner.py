@@ -10,8 +10,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from holdfast.errors import CheckpointError, OutcomeUnknownError
+from holdfast.rpc import tls
 from holdfast_services.kit.json_lines import JsonLines
-from holdfast_services.kit.settings import load_log
+from holdfast_services.kit.settings import load_log, load_network
 
 SHUTDOWN_S_MAX = 10.0
 
@@ -56,6 +57,8 @@ def run(
     """
     try:
         configure_logging(service)
+        tls.use(load_network(os.environ, service).tls)
+        tls.identity()  # refused now, if peers would refuse it
         asyncio.run(_supervise(main, shutdown_s_max))
     except CheckpointError as error:
         log.error("%s", error)  # noqa: TRY400 - an operating error: its traceback says nothing

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from holdfast.errors import CheckpointError, InternalError
-from holdfast.rpc import protocol
-from holdfast.rpc.channel import server_options
+from holdfast.errors import CheckpointError, InternalError, UnavailableError
+from holdfast.rpc import protocol, tls
+from holdfast.rpc.channel import identity_for, server_options
 from holdfast.rpc.status import TRAILER, to_status
 
 log = logging.getLogger(__name__)
@@ -86,3 +86,37 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CheckpointE
 def make_server() -> grpc.aio.Server:
     """Return a server with the edge in place; add servicers and ports, then ``start`` it."""
     return grpc.aio.server(interceptors=[_Edge()], options=server_options())
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """Have a server listen at ``host:port``, or on a unix socket; return the port.
+
+    With ``HOLDFAST_TLS`` callers over the network must show a certificate of its CA.
+
+    Raises:
+        UnavailableError: the address is taken, or not of this machine.
+        InvalidRequestError: the folder ``HOLDFAST_TLS`` is not as it has to be.
+    """
+    identity = identity_for(address)
+    try:
+        if identity is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, _credentials(identity))
+    except RuntimeError as cause:
+        raise UnavailableError(f"cannot listen on {address}: {cause}") from cause
+
+
+def _credentials(identity: tls.Identity) -> grpc.ServerCredentials:
+    """Return credentials that follow the files: gRPC asks at each handshake what they are now."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        return _configuration(tls.identity() or identity)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(identity), now, require_client_authentication=True
+    )
+
+
+def _configuration(identity: tls.Identity) -> grpc.ServerCertificateConfiguration:
+    pair = (identity.key, identity.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=identity.ca)

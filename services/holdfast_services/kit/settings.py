@@ -6,6 +6,7 @@ the file is the variable's name without ``HOLDFAST_``, in small letters; see ``s
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from holdfast.core import env
 from holdfast.core.ids import node_name
 from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.rpc.tls import TLS
 from holdfast_services.kit.settings_file import SettingsFile, read_file
 from holdfast_services.kit.visitors import read_names
 
@@ -24,6 +26,9 @@ READY = "file that the service writes when it is ready"
 NEEDED = "–"  # noqa: RUF001 - as tables of the pages have it
 """The default of what has none: the service does not start without it, or has no such part."""
 SETTING = "setting"
+HOST = "HOLDFAST_LISTEN_HOST"
+LISTENS = ("HOLDFAST_LISTEN", "HOLDFAST_REST_LISTEN", "HOLDFAST_METRICS_LISTEN")
+INSECURE = "HOLDFAST_INSECURE"
 
 M = TypeVar("M")
 Read = Callable[[Mapping[str, str], str], Any]
@@ -106,13 +111,47 @@ def load(model: type[M], environ: Mapping[str, str], service: str) -> M:
 
     Raises:
         InvalidRequestError: a setting is missing or not what it should be, or the file has keys
-            that there are not; names the variable, or the file and the key.
+            that there are not; names the variable, or the file and the key. Or the service would
+            answer other machines without TLS, and nobody has asked for that.
     """
     file = file_of(environ)
     refused = unknown(model, file, service) if file is not None else {}
     if file is not None and refused:
         raise InvalidRequestError("; ".join(file.refusal(*each) for each in refused.items()))
-    return _made(model, environ, file, service)
+    network = _made(NetworkSettings, environ, file, service)
+    made = _made(model, environ, file, service)
+    if network.tls is None and not network.insecure:
+        _check_unseen(made)
+    return made
+
+
+def _check_unseen(made: object) -> None:
+    """Refuse an address that other machines reach.
+
+    Raises:
+        InvalidRequestError: there is one; names the setting.
+    """
+    for field_name, each in _by_field(type(made)).items():
+        said = getattr(made, field_name) if each.name in (HOST, *LISTENS) else ""
+        host = said if each.name == HOST else said.rpartition(":")[0]
+        if host and not _loopback(host):
+            raise InvalidRequestError(
+                f"{each.name}={said} would answer whoever reaches it: set {TLS} to a folder with "
+                f"certificates, which `holdfast certs` makes, or {INSECURE}=1 where the network is "
+                "closed to others"
+            )
+
+
+def _loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address; of a name nobody knows but localhost.
+
+    >>> [_loopback(one) for one in ("127.0.0.1", "[::1]", "localhost", "0.0.0.0", "agent-1")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load_log(environ: Mapping[str, str], service: str) -> LogSettings:
@@ -124,9 +163,14 @@ def load_log(environ: Mapping[str, str], service: str) -> LogSettings:
     return _made(LogSettings, environ, file_of(environ), service)
 
 
+def load_network(environ: Mapping[str, str], service: str) -> NetworkSettings:
+    """Return how a service speaks with others; errors as in ``load_log``."""
+    return _made(NetworkSettings, environ, file_of(environ), service)
+
+
 def unknown(model: type[Any], file: SettingsFile, service: str) -> dict[str, str]:
-    """Return keys of a file that neither the model of a service nor its log has, with hints."""
-    known = {each.key for each in (*settings_of(model), *settings_of(LogSettings))}
+    """Return keys of a file that neither the model of a service nor all services have, as hints."""
+    known = {each.key for each in (*settings_of(model), *settings_of_all())}
     return file.unknown(service, known)
 
 
@@ -163,6 +207,12 @@ def find(
 def settings_of(model: type[Any]) -> Iterator[Setting]:
     """Return the settings of a model, in its order."""
     yield from _by_field(model).values()
+
+
+def settings_of_all() -> Iterator[Setting]:
+    """Return the settings that every service has beside its own."""
+    yield from settings_of(NetworkSettings)
+    yield from settings_of(LogSettings)
 
 
 def _by_field(model: type[Any]) -> dict[str, Setting]:
@@ -205,6 +255,29 @@ class LogSettings:
         "`logger`, `message`, and what it is about: `job`, `run`, `step`, `generation`, `rank`, "
         "`node`, `kind` of an error, `traceback` of a bug",
         "`text`",
+    )
+
+
+def _insecure(environ: Mapping[str, str], name: str) -> bool:
+    return bool(env.number(environ, name, 0, low=0, high=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """How a service speaks with others over the network: beside its own settings, as its log."""
+
+    tls: Path | None = setting(
+        TLS,
+        path,
+        "folder with `ca.crt`, `tls.crt` and `tls.key`: whatever goes over the network is "
+        "[mutual TLS](../howto/tls.md). The command line takes it too",
+    )
+    insecure: bool = setting(
+        INSECURE,
+        _insecure,
+        f"1: a service without `{TLS}` may listen at addresses that other machines reach. Only "
+        "where the network is closed to others",
+        "0: it does not start",
     )
 
 

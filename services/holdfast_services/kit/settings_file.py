@@ -19,7 +19,17 @@ from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
 
 SERVICES = ("metadata", "agent", "persistence", "scheduler", "operator")
-SHARED = ("address", "database_url", "log", "log_format", "queue", "rest_names", "store")
+SHARED = (
+    "address",
+    "database_url",
+    "insecure",
+    "log",
+    "log_format",
+    "queue",
+    "rest_names",
+    "store",
+    "tls",
+)
 """Keys of more than one service which may well be the same for all."""
 FILE_BYTES_MAX = 1 << 20
 MISPLACED = "put it under"

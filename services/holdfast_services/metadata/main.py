@@ -16,7 +16,7 @@ from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
 from holdfast_services.kit.rest import GRACE_S, RestServer, host_port, reachable
 from holdfast_services.kit.runner import run
-from holdfast_services.kit.server import make_server
+from holdfast_services.kit.server import bind, make_server
 from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.health import StoreHealth
 from holdfast_services.metadata.calls.launches import Launches
@@ -74,7 +74,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     )
     add_PersistenceServicer_to_server(PersistenceRpc(transactor, rest_url, ages), server)
     host, port = host_port(settings.listen)
-    bound = server.add_insecure_port(f"{host}:{port}")
+    bound = bind(server, f"{host}:{port}")
     objects = ObjectTier(health=health, archive=archive, queue=queue)
     app = make_app(transactor, reports, launches, objects, stop, settings.rest_names)
     for loop in loops:

@@ -12,6 +12,7 @@ from holdfast.core.executions import ExecutorRequest, Orders
 from holdfast.core.job_spec import JobSpec
 from holdfast.core.records import from_record, to_record
 from holdfast.errors import CheckpointError, NotFoundError, PreconditionError, UnavailableError
+from holdfast.rpc import tls
 from holdfast.rpc.rest import error_of
 from holdfast_services.operator.domain.names import Document
 
@@ -75,9 +76,10 @@ class Scheduler:
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         bound = aiohttp.ClientTimeout(total=wait_s + CALL_S_MAX)
+        shown = _shown(self._url)
         try:
             async with self._session.request(
-                method, f"{self._url}{path}", data=data, headers=headers, timeout=bound
+                method, f"{self._url}{path}", data=data, headers=headers, timeout=bound, **shown
             ) as answer:
                 document = json.loads(await answer.text())
         except (aiohttp.ClientError, TimeoutError, ValueError) as cause:
@@ -87,6 +89,12 @@ class Scheduler:
         if answer.ok:
             return document
         raise _error(answer.status, document)
+
+
+def _shown(url: str) -> dict[str, Any]:
+    """Return what a request shows of this process, and by which name it knows the scheduler."""
+    identity = tls.identity() if url.startswith("https:") else None
+    return {} if identity is None else {"ssl": identity.client, "server_hostname": tls.NAME}
 
 
 def _error(status: int, document: Any) -> CheckpointError:

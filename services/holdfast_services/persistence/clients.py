@@ -11,7 +11,7 @@ from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec
-from holdfast.rpc.channel import call, sync_channel
+from holdfast.rpc.channel import LastingChannel, call, sync_channel
 from holdfast.v1 import (
     agent_pb2,
     agent_pb2_grpc,
@@ -35,9 +35,11 @@ class MetadataClient:
 
     def __init__(self, address: str, worker: str) -> None:
         self._worker = worker
-        self._channel = sync_channel(address)
-        self._stub = persistence_pb2_grpc.PersistenceStub(self._channel)
-        self._metadata = metadata_pb2_grpc.MetadataStub(self._channel)
+        self._channel = LastingChannel(address, sync_channel)
+
+    @property
+    def _stub(self) -> persistence_pb2_grpc.PersistenceStub:
+        return persistence_pb2_grpc.PersistenceStub(self._channel.current)
 
     def plan(self, item: str) -> Work:
         """Return what is to be done for an item now; NotFoundError when nothing is."""
@@ -92,11 +94,12 @@ class MetadataClient:
         """Send an event for people."""
         message = codec.to_message(event, metadata_pb2.Event)
         request = metadata_pb2.RecordRequest(node=self._worker, events=[message])
-        call(self._metadata.Record, request, timeout_s=CALL_S_MAX)
+        stub = metadata_pb2_grpc.MetadataStub(self._channel.current)
+        call(stub.Record, request, timeout_s=CALL_S_MAX)
 
     def close(self) -> None:
         """Close the channel."""
-        self._channel.close()
+        self._channel.current.close()
 
 
 def _work(answer: pb.PlanResponse) -> Work:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from holdfast import locks
 from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
+from holdfast.rpc import tls
 from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
 from holdfast_services.kit.ready import say_ready
 from holdfast_services.supervisor.ports import HOST, PORT_MAX, PORT_MIN, Ports
@@ -66,12 +67,13 @@ class Layout:
     @property
     def rest_url(self) -> str:
         """Where the metadata service serves REST and the dashboard."""
-        return f"http://{HOST}:{self.rest_port}"
+        return f"{tls.scheme()}://{HOST}:{self.rest_port}"
 
     @property
     def scheduler_url(self) -> str:
         """Where the scheduler serves REST and its page; empty: there is none."""
-        return f"http://{HOST}:{self.scheduler_port}" if self.scheduler_port else ""
+        port = self.scheduler_port
+        return f"{tls.scheme()}://{HOST}:{port}" if port else ""
 
     def executor_ready_file(self, node: str) -> Path:
         """Return the file that exists while the executor of a node hears its scheduler."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from holdfast.errors import CheckpointError
+from holdfast_services.transport.connection import greet, guarded
+
 CONNECTIONS_COUNT_MAX = 64
 IDLE_S_MAX = 30.0
+GREET_S_MAX = 5.0
 BACKLOG = 128
 END_S_MAX = 2.0
 
@@ -58,7 +63,8 @@ class Listener:
             threads = [*self._open.values(), self._acceptor]
             for connection in self._open:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # Not SSLSocket's, by which a thread that reads would go on without TLS.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -72,6 +78,12 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
+                continue
+            try:
+                connection = guarded(connection)
+            except (OSError, CheckpointError) as error:  # it has gone again
+                log.debug("data plane does not take a connection: %s", error)
+                connection.close()
                 continue
             with self._guard:
                 if self._closed:
@@ -96,9 +108,13 @@ class Listener:
 
     def _run(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(IDLE_S_MAX)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(GREET_S_MAX)
+            greet(connection)
+            connection.settimeout(IDLE_S_MAX)
             self._serve(connection)
+        except ssl.SSLError as error:
+            log.info("data plane refused a peer: %s", error)
         except OSError as error:
             log.debug("data plane connection ended: %s", error)
         finally:
@@ -109,4 +125,4 @@ class Listener:
     def _refuse(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             connection.setblocking(False)
-            connection.send(self._busy)
+            connection.send(self._busy)  # with TLS it does not get so far, and is cut off

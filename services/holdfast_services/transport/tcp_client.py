@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -25,7 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.format.digest import PartHasher, part_hasher
 from holdfast_services.transport import Fetch, Job, wire
-from holdfast_services.transport.connection import connect
+from holdfast_services.transport.connection import NOT_YET, connect
 from holdfast_services.transport.wire import Status
 
 STREAMS_COUNT = 2
@@ -94,6 +95,9 @@ def _stream(job: _Job) -> None:
 
 def _connect(job: _Job) -> socket.socket:
     connection = connect(job.address)
+    if isinstance(connection, ssl.SSLSocket):
+        connection.settimeout(POLL_S)  # OpenSSL would wait on, where the kernel's time is over
+        return connection
     # The kernel's timeouts: the socket stays blocking, so that a slice takes one call.
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(POLL_S))
@@ -165,8 +169,8 @@ def _receive_into(
     while at < len(target):
         job.check()
         try:
-            count = connection.recv_into(target[at : at + SLICE_BYTES], 0, socket.MSG_WAITALL)
-        except BlockingIOError as cause:
+            count = _receive_some(connection, target[at : at + SLICE_BYTES])
+        except NOT_YET as cause:
             if time.monotonic() - heard_s > STALL_S_MAX:
                 raise UnavailableError(f"{job.address} is silent") from cause
             continue
@@ -176,6 +180,13 @@ def _receive_into(
             hasher.update(target[at : at + count])
         at += count
         heard_s = time.monotonic()
+
+
+def _receive_some(connection: socket.socket, target: memoryview) -> int:
+    """Fill ``target`` if all comes in time, with TLS from one record; return how much came."""
+    if isinstance(connection, ssl.SSLSocket):
+        return connection.recv_into(target)
+    return connection.recv_into(target, 0, socket.MSG_WAITALL)
 
 
 def _check_status(job: _Job, status: int) -> None:

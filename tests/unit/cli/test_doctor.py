@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.members import Members
 
 import holdfast
 from holdfast.cli.doctor import KNOWN_VARIABLES, Facts, checks, gather
 from holdfast.cli.doctor_node import NodeFacts, Port, look_at_node, process
 from holdfast.cli.doctor_store import StoreFacts, look_at_store
+from holdfast.cli.doctor_tls import TlsFacts, look_at_tls
 from holdfast.cli.probes import AgentFacts, MetadataFacts, TransportFacts
 from holdfast.rpc.protocol import PROTOCOL
 
@@ -31,6 +33,7 @@ BROKEN = replace(RDMA, problem="no cable")
 TCP = TransportFacts(kind="tcp")
 STORE = StoreFacts(url="file:///s", queue_error="", worker_ready=True)
 NODE = NodeFacts(sockets={})
+TLS = TlsFacts(folder="/tls", days_left=90)
 GOOD = Facts(
     python=(3, 11, 7),
     torch="2.13.0+cpu",
@@ -44,6 +47,7 @@ GOOD = Facts(
     sockets=(Path("/run/a.sock"),),
     metadata=METADATA,
     agents=(AGENT,),
+    tls=TLS,
 )
 
 
@@ -94,6 +98,10 @@ def test_a_healthy_machine_has_nothing_to_mend():
         (replace(GOOD, agents=(replace(AGENT, transports=(replace(BROKEN,
             problem="memlock limit 64 KiB is less: ulimit -l unlimited"), TCP)),)),
          "rdma", "warn", "ulimit -l unlimited"),
+        (replace(GOOD, tls=replace(TLS, problem="tls.crt has expired")), "certificate", "fail",
+         "docs/howto/tls.md"),
+        (replace(GOOD, tls=replace(TLS, days_left=13)), "certificate ends", "warn", "--renew"),
+        (replace(GOOD, tls=replace(TLS, readable_by_others=True)), "key", "warn", "chmod 600"),
         (replace(GOOD, metadata=replace(METADATA, skew_s=-9.0)), "clock", "warn", "synchronize"),
         (replace(GOOD, metadata=replace(METADATA, unready="read-only")), "catalogue", "fail",
          "standby"),
@@ -299,3 +307,17 @@ def test_this_node_is_looked_at_as_it_is(tmp_path):
     assert facts.arena_holder.startswith(me)
     assert "rpc_prot is no setting, the nearest is rpc_port" in facts.refusals[0]
     assert "" == look_at_node(environ, []).arena_holder
+
+
+def test_the_folder_of_certificates_is_looked_at(tmp_path):
+    folder = Members().issue(tmp_path / "member")
+    environ = {"HOLDFAST_TLS": str(folder)}
+
+    assert look_at_tls({}) is None
+    assert TlsFacts(folder=str(folder), days_left=364) == look_at_tls(environ)
+    (folder / "tls.key").chmod(0o644)
+    assert look_at_tls(environ).readable_by_others
+    (folder / "ca.crt").unlink()
+    assert "ca.crt: No such file" in look_at_tls(environ).problem
+    (folder / "tls.key").unlink()
+    assert "tls.key" in look_at_tls(environ).problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from holdfast.cli import config
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError
 from holdfast_services.agent.settings import Settings as Agent
 from holdfast_services.config import in_force, page
-from holdfast_services.config.models import MODELS, settings_with_log
+from holdfast_services.config.models import MODELS, all_settings
 from holdfast_services.kit import settings_file
 from holdfast_services.kit.settings import load_log
 from holdfast_services.metadata.settings import Settings as Metadata
@@ -148,7 +149,12 @@ def test_what_is_missing_is_named_by_its_variable(told):
 
 def test_what_is_in_force_says_where_it_comes_from_and_no_password(told):
     environ = told(
-        "database_url = 'postgresql+psycopg://ada:geheim@db/x'\n[metadata]\nlisten = 'h:1'",
+        """
+            database_url = 'postgresql+psycopg://ada:geheim@db/x'
+            insecure = 1
+            [metadata]
+            listen = 'h:1'
+        """,
         HOLDFAST_QUEUE="redis://:geheim@r:6379/0",
         HOLDFAST_STORE="s3://b",
     )
@@ -232,8 +238,41 @@ def test_the_command_prints_it_and_fails_if_a_service_would_be_refused(told):
 def test_services_and_shared_keys_are_those_that_there_are():
     by_key = {}
     for service in MODELS:
-        for each in settings_with_log(service):
+        for each in all_settings(service):
             by_key.setdefault(each.key, []).append(service)
 
     assert config.SERVICES == settings_file.SERVICES == tuple(MODELS) == tuple(page.TITLES)
     assert all(len(by_key[key]) > 1 for key in settings_file.SHARED)
+
+
+EXPOSED = [
+    (Agent, {**AGENT, "HOLDFAST_LISTEN_HOST": "10.0.0.7"}),
+    (Agent, {**AGENT, "HOLDFAST_LISTEN_HOST": "agent-1"}),
+    (Agent, {**AGENT, "HOLDFAST_METRICS_LISTEN": "0.0.0.0:7381"}),
+    (Metadata, {"HOLDFAST_DATABASE_URL": "sqlite:////x", "HOLDFAST_LISTEN": "[::]:7300"}),
+    (Metadata, {"HOLDFAST_DATABASE_URL": "sqlite:////x", "HOLDFAST_REST_LISTEN": "db:7380"}),
+    (Scheduler, {"HOLDFAST_DATABASE_URL": "sqlite:////x", "HOLDFAST_ADDRESS": "m:1",
+                 "HOLDFAST_REST_LISTEN": "0.0.0.0:7390"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "environ"), EXPOSED)
+def test_who_would_answer_other_machines_without_tls_does_not_start(told, model, environ):
+    (name, value) = list(environ.items())[-1]
+    with pytest.raises(InvalidRequestError, match=re.escape(f"{name}={value} would")) as caught:
+        model.from_env(environ)
+
+    for remedy in ("HOLDFAST_TLS", "HOLDFAST_INSECURE=1", "`holdfast certs`"):
+        assert remedy in caught.value.message
+    assert model.from_env({**environ, "HOLDFAST_INSECURE": "1"})
+    assert model.from_env({**environ, "HOLDFAST_TLS": "/tls"})
+    assert model.from_env({**environ, **told("insecure = 1")})
+    with pytest.raises(InvalidRequestError, match="would answer"):
+        model.from_env({**environ, "HOLDFAST_INSECURE": "0"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "[::1]"])
+def test_this_machine_needs_no_tls(host):
+    environ = {"HOLDFAST_DATABASE_URL": "sqlite:////x", "HOLDFAST_LISTEN": f"{host}:7300"}
+
+    assert f"{host}:7300" == Metadata.from_env(environ).listen

@@ -80,3 +80,20 @@ def test_manifests_and_code_mean_the_same():
     (uid,) = {container["securityContext"]["runAsUser"],
               example()["spec"]["template"]["spec"]["securityContext"]["runAsUser"]}  # fmt: skip
     assert uid == 1000
+
+
+@pytest.mark.parametrize("name", ["agent", "operator", "services"])
+def test_whatever_speaks_over_the_network_shows_a_certificate(name):
+    """Each pod that is made by a manifest has the secret where the setting says."""
+    pods = [one["spec"]["template"]["spec"] for one in manifests(name) if "template" in one["spec"]]
+    assert pods
+    for pod in pods:
+        (container,) = pod["containers"]
+        settings = {each["name"]: each.get("value", "") for each in container["env"]}
+        (volume,) = (one for one in pod["volumes"] if "secret" in one)
+        assert "holdfast-tls" == volume["secret"]["secretName"]
+        mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert settings["HOLDFAST_TLS"] == mounts[volume["name"]]
+        assert "HOLDFAST_INSECURE" not in settings
+        assert "httpGet" not in container.get("readinessProbe", {}), "a kubelet shows none"
+        assert "http:" not in settings.get("HOLDFAST_SCHEDULER", "")

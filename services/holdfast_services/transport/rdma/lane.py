@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast.format.digest import PART_BYTES
+from holdfast_services.transport.connection import NOT_YET
 from holdfast_services.transport.rdma import frames
 from holdfast_services.transport.rdma.adapter import Adapter
 from holdfast_services.transport.rdma.flow import PARTS_COUNT_MAX, messages
@@ -67,8 +68,8 @@ class Lane:
         if time.monotonic() - self.kept_s > KEPT_S_MAX:
             return False
         try:
-            self.connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
+            self.connection.recv(1)
+        except NOT_YET:
             return True
         except OSError:
             return False
@@ -86,7 +87,7 @@ class Lane:
         if len(self._received) < count:
             try:
                 data = self.connection.recv(1 << 12)
-            except BlockingIOError:
+            except NOT_YET:
                 return None
             except OSError as cause:
                 raise UnavailableError(f"{self.address} broke off: {cause}") from cause
