@@ -1,6 +1,6 @@
 """Who may ask over REST: not a page of another site, in the browser of somebody who may.
 
-There is no authentication yet, so a browser inside the trusted network would do whatever any page
+A browser inside the trusted network, or with a person's certificate, would do whatever any page
 tells it: by a plain form of another site (its ``Origin`` gives it away), or by a name that is
 made to point here (DNS rebinding: ``Host`` is a name that is not ours). Programs that are no
 browsers send no ``Origin``. Pure; knows nothing of the framework.

@@ -238,7 +238,10 @@ def answered(connection):
 
 
 def test_who_replaces_files_meanwhile_loses_no_call_and_shuts_out_the_old(tmp_path):
-    """Rotation, even of the CA: a call under way ends, new ones show what is there now."""
+    """Rotation, even of the CA: a call under way ends, new ones show what is there now.
+
+    On the way both CAs are believed.
+    """
     before, after = Members(), Members()
     theirs, ours = before.issue(tmp_path / "theirs"), before.issue(tmp_path / "ours")
     left = before.issue(tmp_path / "left")
@@ -248,6 +251,12 @@ def test_who_replaces_files_meanwhile_loses_no_call_and_shuts_out_the_old(tmp_pa
         first = line.current
         waits = common_pb2.HandshakeRequest(software_version="wait")
         waiting = begin(MetadataStub(first).Handshake, waits, timeout_s=TIMEOUT_S)
+        both = before.authority.pem()[0] + after.authority.pem()[0]
+        after.replace(theirs, "ca.crt", both)
+        after.issue(ours)
+        after.replace(ours, "ca.crt", both)
+        for way in (ask_sync, ask_rest, fetch):
+            way(places)
         after.issue(theirs)
         after.issue(ours)
         goes = common_pb2.HandshakeRequest(software_version="go")
