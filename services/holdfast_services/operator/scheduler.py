@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.parse
 from typing import Any
 
@@ -84,11 +85,21 @@ class Scheduler:
                 document = json.loads(await answer.text())
         except (aiohttp.ClientError, TimeoutError, ValueError) as cause:
             raise UnavailableError(
-                f"no answer from the scheduler at {self._url}: {cause}"
+                f"no answer from the scheduler at {self._url}: {_why(cause)}"
             ) from cause
         if answer.ok:
             return document
         raise _error(answer.status, document)
+
+
+def _why(cause: Exception) -> str:
+    """Return what an error of aiohttp says, and what of ``HOLDFAST_TLS`` it may be."""
+    inner = getattr(cause, "certificate_error", None) or getattr(cause, "os_error", cause)
+    if isinstance(inner, ssl.SSLError):
+        return f"{cause}: {tls.why(inner)}"
+    if isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientResponseError):
+        return f"{cause}: perhaps it asks for TLS, see {tls.TLS}"
+    return str(cause)
 
 
 def _shown(url: str) -> dict[str, Any]:

@@ -109,3 +109,15 @@ def test_a_log_level_that_is_none_is_refused():
 
     assert 1 == code
     assert "HOLDFAST_LOG=CHATTY is no level" in log
+
+
+@pytest.mark.parametrize("said", ["environment", "file"])
+def test_a_service_whose_certificate_peers_would_refuse_does_not_start(tmp_path, said):
+    folder, file = tmp_path / "tls", tmp_path / "holdfast.toml"
+    file.write_text(f'tls = "{folder}"')
+    named = {"HOLDFAST_TLS": str(folder)} if said == "environment" else {}
+    code, log = outcome("fine", **(named or {"HOLDFAST_CONFIG": str(file)}))
+
+    assert 1 == code
+    assert f"HOLDFAST_TLS={folder}: ca.crt: No such file" in log
+    assert 1 == len(log.splitlines())

@@ -32,6 +32,7 @@ from holdfast.rpc.channel import (
 )
 from holdfast.v1 import common_pb2
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
+from holdfast_services.operator.scheduler import Scheduler
 from holdfast_services.transport import Fetch, FetchRequest
 from holdfast_services.transport.tcp import TcpTransport
 
@@ -115,6 +116,17 @@ def ask_connection(places):
         asked.close()
 
 
+def ask_as_operator(places):
+    async def ask():
+        scheduler = Scheduler(places["rest"])
+        try:
+            assert await scheduler.job("none") is None
+        finally:
+            await scheduler.close()
+
+    asyncio.run(ask())
+
+
 def fetch(places):
     target = bytearray(len(DATA))
     request = FetchRequest(
@@ -126,7 +138,9 @@ def fetch(places):
 
 
 every_way = pytest.mark.parametrize(
-    "way", [ask_sync, ask_async, ask_rest, ask_connection, fetch], ids=lambda way: way.__name__
+    "way",
+    [ask_sync, ask_async, ask_rest, ask_connection, ask_as_operator, fetch],
+    ids=lambda way: way.__name__,
 )
 
 
@@ -154,7 +168,7 @@ def test_who_has_no_certificate_is_told_what_to_set(member, way):
 @every_way
 def test_a_member_is_told_of_a_server_without_tls(plain, folder, way):
     tls.use(folder)
-    if way in (ask_rest, ask_connection):
+    if way in (ask_rest, ask_connection, ask_as_operator):
         plain = {**plain, "rest": plain["rest"].replace("http:", "https:")}
     with pytest.raises(UnavailableError, match="speaks without TLS"):
         way(plain)
