@@ -91,11 +91,10 @@ def _saved(
         The launches as they are then, and whether somebody must be told.
     """
     asked = {j: one for j, one in after.items() if one.end and one.on and not before[j].end}
-    ended = _ended(catalogue, asked, now_s, limits)
-    after = {**after, **ended.launches}
+    after = {**after, **_ended(catalogue, asked, now_s, limits).launches}
     for job, launch in after.items():
         catalogue.save_launch(before[job], launch)
-    return after, ended.told or after != before
+    return after, after != before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
