@@ -119,6 +119,8 @@ def test_setting_up_says_what_it_fetches_for_no_gpu(gpu, said):
 IMPORTED_AS = {
     "grpcio": "grpc",
     "megatron-core": "megatron.core",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry-sdk": "opentelemetry.sdk",
     "prometheus-client": "prometheus_client",
     "protobuf": "google.protobuf",
 }

@@ -33,11 +33,13 @@ from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.server import bind, make_server
+from holdfast_services.kit.traces import open_traces
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.paced import Paced
 
 if TYPE_CHECKING:
     from holdfast_services.kit.metrics_server import MetricsServer
+    from holdfast_services.kit.otlp import Traces
 
 GRACE_S = 1.0
 
@@ -69,6 +71,7 @@ class Agent:
         self._local = make_server()
         self._remote = make_server()
         self._metrics: MetricsServer | None = None
+        self._traces: Traces | None = None
 
     async def start(self) -> None:
         """Adopt what is in the arena, then listen.
@@ -125,6 +128,7 @@ class Agent:
             parity=fetcher.parity,
         )
         await self._serve_metrics()
+        self._trace()
         await self._listen(service, heads, host)
         log.info(
             "node %s: %d slots adopted, budget %s, agent %s, rpc %s, data %s",
@@ -164,10 +168,18 @@ class Agent:
         )
         names = self._settings.rest_names
         self._metrics = MetricsServer(self._settings.metrics_listen, "Holdfast agent", names)
-        self._performer.on_ended = figures.durations.ended
+        self._performer.on_ended.append(figures.durations.ended)
         await self._metrics.begin(figures.families)
         self.metrics_url = self._metrics.url
         log.info("metrics on %s/metrics", self.metrics_url)
+
+    def _trace(self) -> None:
+        """Send a span for each slot that is sealed and each copy that comes, if asked for."""
+        self._traces = open_traces(self._settings, "agent", self.me.node)
+        if self._traces:
+            from holdfast_services.agent.traces import tell  # noqa: PLC0415 - as in open_traces
+
+            self._performer.on_ended.append(partial(tell, self._traces))
 
     def _tell_of_transports(self) -> None:
         """Tell people which transport cannot be used, now and when one is left for another."""
@@ -211,6 +223,8 @@ class Agent:
         """Stop serving, interrupt transfers, keep the arena's files."""
         if self._metrics:
             await self._metrics.end()
+        if self._traces:
+            await asyncio.to_thread(self._traces.close)
         self._launchers.close()
         await self._local.stop(GRACE_S)
         await self._remote.stop(GRACE_S)

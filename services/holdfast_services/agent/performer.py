@@ -60,7 +60,7 @@ class Performer:
         self._threads = ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="arena")
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged = deque[str](maxlen=REASONS_COUNT_MAX)
-        self.on_ended: Ended = lambda *_: None
+        self.on_ended: list[Ended] = []
         """Told what came of an action that takes time, and after how many seconds."""
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             ev.RenameSlot: self.rename,
@@ -113,7 +113,8 @@ class Performer:
                 self._logged.append(reason)
                 log.exception("%s", reason)
             happened = ev.gave_up(action, f"{type(error).__name__}: {error}")
-        self.on_ended(happened, time.monotonic() - began_s)
+        for told in self.on_ended:
+            told(happened, time.monotonic() - began_s)
         for event in happened:
             tell(event)
 

@@ -243,6 +243,27 @@ def log_format(environ: Mapping[str, str], name: str) -> str:
     return form
 
 
+def _collector(environ: Mapping[str, str], name: str) -> str:
+    url = environ.get(name, "")
+    if url and not url.startswith(("http://", "https://")):
+        raise InvalidRequestError(
+            f"{name}={url[:80]!r} is not the address of a collector for OTLP over HTTP, such as "
+            f"http://127.0.0.1:4318"
+        )
+    return url
+
+
+def _share(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name) or "1"
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise InvalidRequestError(f"{name}={text[:80]!r} is not a share, from 0 to 1")
+    return share
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """How a service logs: what every service is told beside its own settings."""
@@ -282,7 +303,25 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings:
+class TraceSettings:
+    """Where a service sends traces, empty: nowhere; a model of settings has these too."""
+
+    traces: str = setting(
+        "HOLDFAST_TRACES",
+        _collector,
+        "collector of OpenTelemetry that gets [traces](../howto/traces.md), for OTLP over HTTP: "
+        "`http://host:4318`; the same for all services",
+    )
+    traces_share: float = setting(
+        "HOLDFAST_TRACES_SHARE",
+        _share,
+        "share of the checkpoints that are traced, the same ones by all services",
+        "1",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings(TraceSettings):
     """Where a service without REST tells its metrics; a model of settings has these too."""
 
     metrics_listen: str = setting(

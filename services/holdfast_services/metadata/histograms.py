@@ -29,8 +29,8 @@ class Histograms:
 
     def saved(self, before: Run, after: Run) -> None:
         """Count what has ended between two states of a run."""
-        for span, seconds in took(before, after):
-            self._by_span[span].labels(self._label(after.job)).observe(seconds)
+        for one in took(before, after):
+            self._by_span[one.span].labels(self._label(after.job)).observe(one.seconds)
 
     def families(self) -> Iterator[Metric]:
         """Yield what Prometheus is told."""

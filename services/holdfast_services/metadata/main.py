@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast.objectstore import open_store
 from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
@@ -17,6 +20,7 @@ from holdfast_services.kit.ready import say_ready
 from holdfast_services.kit.rest import GRACE_S, RestServer, host_port, reachable
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import bind, make_server
+from holdfast_services.kit.traces import open_traces
 from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.health import StoreHealth
 from holdfast_services.metadata.calls.launches import Launches
@@ -38,6 +42,9 @@ from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 from holdfast_services.metadata.usecases.workers import Ages
 
+if TYPE_CHECKING:
+    from holdfast_services.kit.otlp import Traces
+
 OFFERS_LEASE_S = 30.0
 """Only who claims has a lease; who offers must name one all the same."""
 
@@ -55,6 +62,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         object_tier=bool(settings.store),
     )
     transactor = Transactor(engine, limits)
+    traces = _trace(settings, transactor)
     ages = Ages(orphan_s=settings.orphan_age_s, scrub_s=settings.scrub_age_s)
     store = open_store(settings.store) if settings.store else None
     queue = open_queue(settings.queue, lease_s=OFFERS_LEASE_S) if settings.store else None
@@ -97,6 +105,18 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         engine.dispose()
         if store:
             store.close()
+        if traces:
+            await asyncio.to_thread(traces.close)
+
+
+def _trace(settings: Settings, transactor: Transactor) -> Traces | None:
+    """Send traces of all that the catalogue learns, if they are asked for."""
+    traces = open_traces(settings, "metadata", socket.gethostname())
+    if traces:
+        from holdfast_services.metadata.traces import tell  # noqa: PLC0415 - as in open_traces
+
+        transactor.on_change = partial(tell, traces)
+    return traces
 
 
 async def forget_memory(settings: Settings) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
-from holdfast_services.kit.settings import NEEDED, READY, load, path, required, setting, text
+from holdfast_services.kit.settings import (
+    NEEDED,
+    READY,
+    TraceSettings,
+    load,
+    path,
+    required,
+    setting,
+    text,
+)
 from holdfast_services.kit.visitors import read_names
 
 NODE_LEASE_S = 5.0
@@ -20,7 +29,7 @@ ORPHAN_AGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(TraceSettings):
     """Where the service listens, where the catalogue is, how long it believes a silent node.
 
     ``store`` and ``queue`` are the object tier, both empty or both set. ``scrub_age_s`` 0: what

@@ -26,11 +26,14 @@ metadata process may have changed it."""
 
 T = TypeVar("T")
 
+Changed = Callable[[Run, Run], None]
+
 
 class Transactor(Transactions[Catalogue]):
     """The way to the catalogue for loops and edges; ``stop`` after. Owns threads, not the engine.
 
-    ``limits`` are those of every rule that this process runs.
+    ``limits`` are those of every rule that this process runs. ``on_change`` is told of each run
+    that a use case has changed, before and after.
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
@@ -40,6 +43,7 @@ class Transactor(Transactions[Catalogue]):
         )
         self.limits = limits
         self.histograms = Histograms()
+        self.on_change: Changed = lambda *_: None
         self._told_s = 0.0
         self._world: asyncio.Task[World] | None = None
         self._world_s = 0.0
@@ -53,6 +57,7 @@ class Transactor(Transactions[Catalogue]):
         answer, changes = await super().write(lambda c: (use_case(c), c.changes))
         for before, after in changes:
             self.histograms.saved(before, after)
+            self.on_change(before, after)
         return answer
 
     async def change(self, use_case: Callable[[Catalogue], T]) -> T:

@@ -8,12 +8,14 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from holdfast.core.queue_items import Item
 from holdfast.errors import InternalError
 from holdfast.objectstore import open_store
 from holdfast_services.kit import runner
 from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
+from holdfast_services.kit.traces import open_traces
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
@@ -24,6 +26,7 @@ from holdfast_services.transport.tcp import TcpTransport
 
 if TYPE_CHECKING:
     from holdfast_services.kit.metrics_server import MetricsServer
+    from holdfast_services.kit.otlp import Traces
 
 NICE = 10
 """Training goes first: a worker takes what processor time is left over."""
@@ -51,6 +54,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         sources=sources_over(TcpTransport()),
     )
     worker = Worker(settings.worker, queue, service, pool, settings.queue_lease_s)
+    traces = _trace(settings, worker)
     metrics = await _serve_metrics(settings, worker, service, pool)
     ended = _in_thread(worker)
     try:
@@ -68,10 +72,26 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     finally:
         if metrics:
             await metrics.end()
+        if traces:
+            await asyncio.to_thread(traces.close)
         pool.close()
         metadata.close()
         queue.close()
         store.close()
+
+
+def _trace(settings: Settings, worker: Worker) -> Traces | None:
+    """Send a span for each item of a checkpoint, if traces are asked for."""
+    traces = open_traces(settings, "persistence", settings.worker)
+    if traces:
+
+        def ended(item: Item, error: str, seconds: float) -> None:
+            if item.checkpoint is not None:
+                rank = {"rank": item.shard.rank} if item.shard else {}
+                traces.ended(f"{item.kind} item", item.checkpoint, seconds, error=error, **rank)
+
+        worker.on_ended.append(ended)
+    return traces
 
 
 async def _serve_metrics(
@@ -87,7 +107,7 @@ async def _serve_metrics(
     title = "Holdfast persistence worker"
     server = MetricsServer(settings.metrics_listen, title, settings.rest_names)
     figures = WorkerFigures(worker=worker, service=service, pool=pool)
-    worker.on_ended = figures.ends.ended
+    worker.on_ended.append(figures.ends.ended)
     await server.begin(figures.families)
     log.info("metrics on %s/metrics", server.url)
     return server

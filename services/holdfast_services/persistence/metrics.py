@@ -13,7 +13,7 @@ from prometheus_client import Counter as Failures
 from prometheus_client import Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from holdfast.core.queue_items import Kind
+from holdfast.core.queue_items import Item, Kind
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.exposition import gauge
 from holdfast_services.persistence.pool import PartPool
@@ -40,12 +40,12 @@ class Ends:
         for kind in Kind:  # else Prometheus would not see the first failure as an increase
             self._failures.labels(kind.value, UnavailableError.kind)
 
-    def ended(self, kind: Kind, error: str, seconds: float) -> None:
+    def ended(self, item: Item, error: str, seconds: float) -> None:
         """Count an item that was done after ``seconds``, or failed with a kind of ``error``."""
         if error:
-            self._failures.labels(kind.value, error).inc()
+            self._failures.labels(item.kind.value, error).inc()
         else:
-            self._seconds.labels(kind.value).observe(seconds)
+            self._seconds.labels(item.kind.value).observe(seconds)
 
     def families(self) -> Iterator[Metric]:
         """Yield what Prometheus is told."""

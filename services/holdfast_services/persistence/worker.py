@@ -38,7 +38,7 @@ BACKGROUND = frozenset({Kind.SCRUB, Kind.ORPHANS})
 
 log = logging.getLogger(__name__)
 
-Ended = Callable[[Kind, str, float], None]
+Ended = Callable[[Item, str, float], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +75,8 @@ class Worker:
         self._guard = threading.Condition()
         self._doing: set[_Doing] = set()
         self.queue_answers = True
-        self.on_ended: Ended = lambda *_: None
-        """Told by any thread how an item ended: its kind, that of the error or "", seconds."""
+        self.on_ended: list[Ended] = []
+        """Told by any thread how an item ended: the kind of the error or "", seconds."""
 
     def kinds_under_way(self) -> list[Kind]:
         """Return the kinds of the items that are being done."""
@@ -170,16 +170,20 @@ class Worker:
             return lambda: self._queue.release(claim, delay_s=0.0)
         except CheckpointError as error:
             log.warning("%s failed, delivery %d: %s", claim.item, claim.deliveries, error)
-            self.on_ended(item.kind, error.kind, time.monotonic() - began_s)
+            self._ended(item, error.kind, began_s)
             self._tell_failed(claim, work, error)
             return self._later(claim)
         except Exception as error:
             log.exception("%s failed, delivery %d", claim.item, claim.deliveries)
-            self.on_ended(item.kind, InternalError.kind, time.monotonic() - began_s)
+            self._ended(item, InternalError.kind, began_s)
             self._tell_failed(claim, work, InternalError(repr(error)))
             return self._later(claim)
-        self.on_ended(item.kind, "", time.monotonic() - began_s)
+        self._ended(item, "", began_s)
         return lambda: self._queue.acknowledge(claim)
+
+    def _ended(self, item: Item, error: str, began_s: float) -> None:
+        for told in self.on_ended:
+            told(item, error, time.monotonic() - began_s)
 
     def _only_background(self, doing: _Doing) -> bool:
         """Take the one place for what may take hours; False when it is taken."""
