@@ -47,3 +47,17 @@ def test_shards_and_sorted_ranges_are_taken_as_they_are():
 def test_what_is_no_part_of_a_segment_is_refused(shards):
     with pytest.raises(InvalidRequestError, match="needs: "):
         checked(needs(*shards))
+
+
+@pytest.mark.parametrize(
+    ("shards", "whole", "in_parts"),
+    [
+        ((), False, False),
+        ((ShardNeed(rank=0), ShardNeed(rank=1)), False, False),
+        ((ShardNeed(rank=0), ranges((0, 5), rank=1)), False, True),
+        ((ShardNeed(rank=0), ranges((0, 5), rank=1)), True, False),
+    ],
+    ids=["nothing", "whole shards", "a part of one", "all, whatever was named"],
+)
+def test_needs_are_in_parts_where_one_shard_is_not_needed_whole(shards, whole, in_parts):
+    assert in_parts is Needs(checkpoint=KEY, shards=shards, whole=whole).in_parts
