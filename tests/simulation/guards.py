@@ -27,6 +27,12 @@ MUTANTS = (
          "if run.usable(key) and key.generation == committing(run)", "if run.usable(key)"),
     ),
     mutant(
+        "N30 durable: acknowledged",
+        "what is durable is acknowledged, whatever became of it in memory",
+        ("metadata/domain/commit_rule.py", "if row.copied_at_s is None and _is_kept_in_store(row)",
+         "if False and _is_kept_in_store(row)"),
+    ),
+    mutant(
         "N21 readmitted: shards",
         "a rank that had not loaded when the catalogue was lost is told the shards again",
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),

@@ -483,3 +483,23 @@ def test_no_step_is_given_up_for_one_of_the_attempt_before_whatever_its_number(c
 
     assert (1, second) in cluster.levels()
     assert () == cluster.run.abandoned
+
+
+@pytest.mark.parametrize("objects", [{}, {"bad": True}, {"expired": True}])
+def test_what_is_durable_is_acknowledged_though_a_holder_has_replaced_its_part(cluster, objects):
+    """P4: else those who have heard keep their parts for ever, and with them a slot."""
+    generation = start(cluster, "a", "b", replicas=0)
+    cluster.deaf = {"a"}
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, generation, rank)
+    cluster.report("a", "b")
+    cluster.drop("a", 5, generation, 0)
+    cluster.hold("a", 6, generation, 0)
+    cluster.report("a")
+    assert cluster.view("b").runs[0].free_before is None
+
+    cluster.change(5, generation, durable_at_s=1.0, **objects)
+    cluster.report("a", "b")
+
+    freed = cluster.view("b").runs[0].free_before
+    assert (freed and freed.step) == (None if objects else 5)

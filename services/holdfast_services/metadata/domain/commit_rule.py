@@ -45,6 +45,9 @@ def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> 
         row = _proven(run, row, copies, places, stripes, now_s)
         firm = firm_copies(copies, seen)
         rows[key] = _acknowledged(run, row, firm, places, stripes, now_s)
+    for key, row in rows.items():
+        if row.copied_at_s is None and _is_kept_in_store(row) and run.usable(key):
+            rows[key] = replace(row, copied_at_s=now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
 
 
@@ -83,6 +86,14 @@ def _acknowledged(
     if not spread(run.attempt.allowed, firm, places, stripes):
         return row
     return replace(row, copied_at_s=now_s)
+
+
+def _is_kept_in_store(row: Checkpoint) -> bool:
+    """Tell whether a checkpoint lies where nobody replaces it, whatever became of it in memory.
+
+    Else saving stops for good where a holder had replaced its part before it heard of the commit.
+    """
+    return row.durable_at_s is not None and not row.expired and not row.bad
 
 
 def newest_seen(run: Run, nodes: Iterable[Node]) -> Mapping[str, CheckpointId]:

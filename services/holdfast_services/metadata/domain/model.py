@@ -126,7 +126,8 @@ class Checkpoint:
     """A committed checkpoint; a level is a fact with a time, None until it was reached.
 
     ``copied_at_s``: it is acknowledged: as many copies as the policy asks for, or as the live nodes
-    allowed then, lay with holders that knew of the commit, so older slots may be freed (4.7).
+    allowed then, lay with holders that knew of the commit, or it was durable, so older slots may
+    be freed (4.7).
     ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
     JSON object or empty. ``parent`` is what its attempt had restored.
     ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
