@@ -40,6 +40,9 @@ def running_collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
+            if self.path != "/v1/traces":
+                self.send_error(404)
+                return
             with collector.came:
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                     about = {
@@ -48,7 +51,7 @@ def running_collector() -> Iterator[Collector]:
                     for scope in resource.scope_spans:
                         collector.spans += [(about["service.name"], span) for span in scope.spans]
                 collector.came.notify_all()
-            self.send_response(200 if self.path == "/v1/traces" else 404)
+            self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
             self.end_headers()
             self.wfile.write(ExportTraceServiceResponse().SerializeToString())

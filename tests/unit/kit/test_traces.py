@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -10,9 +11,11 @@ from dataclasses import replace
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.servers.collector import running_collector
-from tests.servers.processes import free_port
 
+from holdfast.core.attempts import AttemptSpec
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.reports import RankCosts
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import InvalidRequestError
@@ -24,8 +27,9 @@ from holdfast_services.kit.otlp import Traces
 from holdfast_services.kit.settings import TraceSettings, load
 from holdfast_services.kit.traces import open_traces
 from holdfast_services.metadata import traces as of_metadata
-from holdfast_services.metadata.domain.model import Checkpoint, Run
+from holdfast_services.metadata.domain.model import Attempt, Checkpoint, Run
 
+SPEC = AttemptSpec(job="job", nonce=b"n", launcher="L", holder="", rank=0, world_size=1)
 OF = CheckpointId("run", 5, 1)
 ROW = Checkpoint(id=OF, world_size=2, plan_hash="p", length_bytes=8, local_at_s=10.0)
 SHARD = Shard(
@@ -49,7 +53,9 @@ def sent(collector):
         make(traces)
         traces.close()
         spans, collector.spans = collector.spans, []
-        return {span.name: span for _, span in spans}
+        named = {span.name: span for _, span in spans}
+        assert len(spans) == len(named)
+        return named
 
     return send
 
@@ -171,15 +177,43 @@ def test_a_copy_that_failed_says_why(sent):
     assert 3 == about(span)["holdfast.rank"]
 
 
-def test_a_collector_that_is_not_there_costs_nobody_anything(monkeypatch):
-    monkeypatch.setattr(otlp, "CLOSE_S_MAX", 0.1)
-    traces = Traces(f"http://127.0.0.1:{free_port()}", "agent", "n1", 1.0)
-    for _ in range(1_000):
+def test_a_restore_is_in_the_trace_of_what_it_read(sent):
+    attempt = Attempt(generation=2, spec=SPEC, started_at_s=0.0, lease_until_s=0.0)
+    costs = RankCosts(decide_s=1.0, fetch_s=2.0, load_s=4.0)
+    loaded = replace(attempt, costs=costs, costs_at_s=30.0)
+    decision = Decision(number=1, state=DecisionState.CONFIRMED, generation=2, checkpoint=OF)
+    before = replace(run_of(ROW), attempt=attempt, decision=decision)
+
+    def make(traces):
         traces.ended("seal", OF, 0.5)
-    ending = threading.Thread(target=traces.close)
-    ending.start()
-    ending.join(30.0)
-    assert not ending.is_alive(), "it sends what waits, batch by batch"
+        of_metadata.tell(traces, before, replace(before, attempt=loaded))
+
+    spans = sent(make)
+    restore = spans["restore"]
+    assert spans["seal"].trace_id == restore.trace_id
+    assert (23e9, 30e9) == (restore.start_time_unix_nano, restore.end_time_unix_nano)
+
+
+def test_a_start_from_nothing_is_in_no_trace(sent):
+    attempt = Attempt(generation=2, spec=SPEC, started_at_s=0.0, lease_until_s=0.0)
+    loaded = replace(attempt, costs=RankCosts(load_s=4.0, stall_s=0.1))
+    before = replace(run_of(ROW), attempt=attempt)
+    assert {} == sent(
+        lambda traces: of_metadata.tell(traces, before, replace(before, attempt=loaded))
+    )
+
+
+def test_a_collector_that_never_answers_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(otlp, "CLOSE_S_MAX", 0.1)
+    monkeypatch.setattr(otlp, "EXPORT_S_MAX", 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}", "agent", "n1", 1.0)
+        for _ in range(1_000):
+            traces.ended("seal", OF, 0.5)
+        ending = threading.Thread(target=traces.close, daemon=True)
+        ending.start()
+        ending.join(20.0)  # the exporter itself gives up after 30
+        assert not ending.is_alive(), "it waits for an answer"
 
 
 def test_unless_asked_for_there_are_none():
