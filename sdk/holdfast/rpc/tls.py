@@ -26,6 +26,8 @@ NAME = "holdfast"
 CA, CERTIFICATE, KEY = FILES = ("ca.crt", "tls.crt", "tls.key")
 FILE_BYTES_MAX = 1 << 20
 FLIGHTS_COUNT_MAX = 8
+REFUSED_S = 10.0
+"""What peers would refuse is read again after so long: it may be valid, or readable, by then."""
 EXPIRED = 10
 """OpenSSL's ``X509_V_ERR_CERT_HAS_EXPIRED``."""
 NAME_MISMATCH = 62
@@ -94,6 +96,9 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        # With a ticket a peer would be believed for hours after its CA has been taken away.
+        context.num_tickets = 0
     try:
         # Without a password of ours OpenSSL would ask for one on the terminal.
         context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
@@ -147,6 +152,7 @@ class _Process:
         self._told: tuple[Path | None] | None = None
         self._read: tuple[Path, _Stamp, Identity] | None = None
         self._refused: _Stamp = ()
+        self._refused_until_s = 0.0
 
     def use(self, folder: Path | None) -> None:
         with self._guard:
@@ -159,7 +165,7 @@ class _Process:
                 return None
             stamp = _stamp(folder)
             known = self._read if self._read and self._read[0] == folder else None
-            if known is not None and stamp in (known[1], self._refused):
+            if known is not None and (stamp == known[1] or self._still_refused(stamp)):
                 return known[2]
             try:
                 found = read_identity(folder)
@@ -168,10 +174,13 @@ class _Process:
                     raise
                 # Replaced file by file, perhaps: what was read before is good until all are there.
                 log.warning("%s; what was there before is used on", error.message)
-                self._refused = stamp
+                self._refused, self._refused_until_s = stamp, time.monotonic() + REFUSED_S
                 return known[2]
             self._read = (folder, stamp, found)
             return found
+
+    def _still_refused(self, stamp: _Stamp) -> bool:
+        return stamp == self._refused and time.monotonic() < self._refused_until_s
 
     def has_identity(self) -> bool:
         """Tell whether there is one, without a look at the files."""

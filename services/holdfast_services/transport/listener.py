@@ -46,6 +46,7 @@ class Listener:
         self._name = name
         self._listener = socket.create_server((host, port), backlog=BACKLOG)
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._ungreeted: dict[socket.socket, None] = {}
         self._guard = threading.Lock()
         self._closed = False
         self._acceptor = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
@@ -89,19 +90,35 @@ class Listener:
                 if self._closed:
                     connection.close()
                     return
-                if len(self._open) >= CONNECTIONS_COUNT_MAX:
+                if len(self._open) >= CONNECTIONS_COUNT_MAX and not self._cut_ungreeted():
                     self._refuse(connection)
                     continue
                 self._begin(connection)
+
+    def _cut_ungreeted(self) -> bool:
+        """Cut whoever has connected first and not said who it is; False: there is none.
+
+        Else strangers who say nothing would keep members out.
+        """
+        oldest = next(iter(self._ungreeted), None)
+        if oldest is None:
+            return False
+        with suppress(OSError):
+            socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+        del self._ungreeted[oldest], self._open[oldest]
+        return True
 
     def _begin(self, connection: socket.socket) -> None:
         thread = threading.Thread(
             target=self._run, args=(connection,), name=f"{self._name}-serve", daemon=True
         )
+        if isinstance(connection, ssl.SSLSocket):
+            self._ungreeted[connection] = None
         try:
             thread.start()
         except RuntimeError as cause:  # else nobody is let in any more, whenever there is room
             log.warning("data plane has no thread for a connection: %s", cause)
+            self._ungreeted.pop(connection, None)
             self._refuse(connection)
         else:
             self._open[connection] = thread
@@ -111,6 +128,8 @@ class Listener:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(GREET_S_MAX)
             greet(connection)
+            with self._guard:
+                self._ungreeted.pop(connection, None)
             connection.settimeout(IDLE_S_MAX)
             self._serve(connection)
         except ssl.SSLError as error:
@@ -119,6 +138,7 @@ class Listener:
             log.debug("data plane connection ended: %s", error)
         finally:
             with self._guard:
+                self._ungreeted.pop(connection, None)
                 self._open.pop(connection, None)
             connection.close()
 

@@ -243,7 +243,7 @@ def answered(connection):
     """Return what is answered; nothing, where the connection is cut off instead."""
     found = b""
     try:
-        connection.sendall(b"GET /hello HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(b"GET /hello HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         while piece := connection.recv(4096):
             found += piece
     except OSError:
@@ -286,6 +286,27 @@ def test_who_replaces_files_meanwhile_loses_no_call_and_shuts_out_the_old(tmp_pa
                 way(places)
         line.current.close()
         first.close()
+
+
+def test_no_session_outlives_the_ca_that_its_client_was_believed_by(tmp_path):
+    before = Members()
+    theirs, left = before.issue(tmp_path / "theirs"), before.issue(tmp_path / "left")
+    context = ssl.create_default_context(cafile=left / "ca.crt")
+    context.load_cert_chain(left / "tls.crt", left / "tls.key")
+    with process(theirs) as places:
+        url = urllib.parse.urlsplit(places["rest"])
+
+        def ask(session):
+            raw = socket.create_connection((url.hostname, url.port), TIMEOUT_S)
+            greets = {"server_hostname": "holdfast", "session": session}
+            with raw, context.wrap_socket(raw, **greets) as greeted:
+                return answered(greeted), greeted.session
+
+        said, session = ask(None)
+        assert b'"hello"' in said
+        Members().issue(theirs)
+        with pytest.raises(ssl.SSLError, match="verify failed"):
+            ask(session)
 
 
 def test_a_reconnect_of_a_lasting_channel_needs_no_new_one_while_files_stay(member, folder):

@@ -123,6 +123,26 @@ def test_files_that_are_replaced_one_by_one_are_taken_once_they_fit(
     tls.use(None)
 
 
+def test_files_that_were_refused_are_read_again_though_nothing_tells_of_a_change(
+    cluster, folder, tmp_path, monkeypatch
+):
+    """As after a ``chown``, or once a certificate of a clock that is ahead has become valid."""
+    new = cluster.issue(tmp_path / "new")
+    tls.use(folder)
+    first = tls.identity()
+    cluster.replace(folder, "tls.crt", (new / "tls.crt").read_bytes())
+    cluster.replace(folder, "tls.key", bytes(len((new / "tls.key").read_bytes())))
+    assert first is tls.identity()
+    was = (folder / "tls.key").stat()
+    (folder / "tls.key").write_bytes((new / "tls.key").read_bytes())
+    os.utime(folder / "tls.key", ns=(was.st_atime_ns, was.st_mtime_ns))
+
+    assert first is tls.identity()
+    monkeypatch.setattr(tls._PROCESS, "_refused_until_s", 0.0)
+    assert (new / "tls.crt").read_bytes() == tls.identity().certificate
+    tls.use(None)
+
+
 def test_the_environment_names_the_folder_where_nobody_else_does(folder):
     code = "from holdfast.rpc import tls; print(tls.scheme())"
     said = [
