@@ -29,8 +29,8 @@ MUTANTS = (
     mutant(
         "N30 durable: acknowledged",
         "what is durable is acknowledged, whatever became of it in memory",
-        ("metadata/domain/commit_rule.py", "if row.copied_at_s is None and _is_kept_in_store(row)",
-         "if False and _is_kept_in_store(row)"),
+        ("metadata/domain/model.py", "return self.copied_at_s is not None or self.stored",
+         "return self.copied_at_s is not None"),
     ),
     mutant(
         "N21 readmitted: shards",

@@ -40,3 +40,25 @@ def test_what_is_durable_is_acknowledged_though_a_holder_has_replaced_its_part(c
 
     freed = cluster.view("b").runs[0].free_before
     assert (freed and freed.step) == (None if objects else 5)
+
+
+def test_what_was_acknowledged_by_its_objects_alone_is_not_once_they_are_bad(cluster):
+    """P5: the step before lies whole in memory, and may be the only one that can be restored."""
+    generation = start(cluster, "a", "b", replicas=1)
+    for node in "ab":
+        for rank in range(2):
+            cluster.hold(node, 4, generation, rank, owner="ab"[rank])
+    cluster.report("a", "b")
+    cluster.hear()
+    cluster.report("a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, generation, rank)
+    cluster.report("a", "b")
+    cluster.drop("b", 5, generation, 1)
+
+    freed = []
+    for objects in ({}, {"bad": True}):
+        cluster.change(5, generation, durable_at_s=1.0, **objects)
+        cluster.report("a", "b")
+        freed.append(cluster.view("a").runs[0].free_before.step)
+    assert [5, 4] == freed

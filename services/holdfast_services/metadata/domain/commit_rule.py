@@ -45,9 +45,6 @@ def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> 
         row = _proven(run, row, copies, places, stripes, now_s)
         firm = firm_copies(copies, seen)
         rows[key] = _acknowledged(run, row, firm, places, stripes, now_s)
-    for key, row in rows.items():
-        if row.copied_at_s is None and _is_kept_in_store(row) and run.usable(key):
-            rows[key] = replace(row, copied_at_s=now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
 
 
@@ -86,14 +83,6 @@ def _acknowledged(
     if not spread(run.attempt.allowed, firm, places, stripes):
         return row
     return replace(row, copied_at_s=now_s)
-
-
-def _is_kept_in_store(row: Checkpoint) -> bool:
-    """Tell whether a checkpoint lies where nobody replaces it, whatever became of it in memory.
-
-    Else saving stops for good where a holder had replaced its part before it heard of the commit.
-    """
-    return row.durable_at_s is not None and not row.expired and not row.bad
 
 
 def newest_seen(run: Run, nodes: Iterable[Node]) -> Mapping[str, CheckpointId]:
@@ -142,8 +131,8 @@ def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     safe = {row.id for row in ordered if row.durable_at_s is not None or row.draining}
     needed = {*run.pins, *safe}
     usable = [row for row in ordered if run.usable(row.id)]
-    copied = [row for row in usable if row.copied_at_s is not None]
-    needed |= {row.id for row in (*usable[:1], *copied[:1])}
+    firm = [row for row in usable if row.acknowledged]
+    needed |= {row.id for row in (*usable[:1], *firm[:1])}
     memory = (row for row in ordered if row.id not in safe)
     recent = sorted(memory, key=lambda row: (row.local_at_s, row.id), reverse=True)
     needed |= {row.id for row in recent[:MEMORY_ROWS_PER_RUN_MAX]}
@@ -153,7 +142,8 @@ def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
 def free_before(run: Run) -> CheckpointId | None:
     """Return the newest acknowledged checkpoint; older slots may be freed.
 
-    All copies of it that could be made are with holders that will not replace them. None while a
+    All copies of it that could be made are with holders that will not replace them, or the object
+    store has it, as far as is known: found bad there it counts no more. None while a
     restore is being decided: until it is confirmed every older step may be needed.
     """
     return None if run.deciding or run.attempt is None else acknowledged(run)
@@ -161,6 +151,6 @@ def free_before(run: Run) -> CheckpointId | None:
 
 def acknowledged(run: Run) -> CheckpointId | None:
     """Return the newest acknowledged checkpoint that may still be chosen."""
-    copied = {row.id for row in run.checkpoints if row.copied_at_s is not None}
-    newest_first = sorted(copied.difference(run.rejected), reverse=True)
+    firm = {row.id for row in run.checkpoints if row.acknowledged}
+    newest_first = sorted(firm.difference(run.rejected), reverse=True)
     return next((key for key in newest_first if run.usable(key)), None)

@@ -125,9 +125,8 @@ def read_parent(key: CheckpointId, written: CheckpointId | None) -> Parent:
 class Checkpoint:
     """A committed checkpoint; a level is a fact with a time, None until it was reached.
 
-    ``copied_at_s``: it is acknowledged: as many copies as the policy asks for, or as the live nodes
-    allowed then, lay with holders that knew of the commit, or it was durable, so older slots may
-    be freed (4.7).
+    ``copied_at_s``: as many copies as the policy asks for, or as the live nodes allowed then, lay
+    with holders that knew of the commit; see ``acknowledged``.
     ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
     JSON object or empty. ``parent`` is what its attempt had restored.
     ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
@@ -168,6 +167,15 @@ class Checkpoint:
     def stored(self) -> bool:
         """Whether the object store has all of the checkpoint, as far as is known intact."""
         return self.durable_at_s is not None and not self.expired and not self.bad
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether nobody replaces it, so that older slots may be freed (4.7).
+
+        What is stored is, too: else saving stops for good where a holder had replaced its part
+        before it heard of the commit.
+        """
+        return self.copied_at_s is not None or self.stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

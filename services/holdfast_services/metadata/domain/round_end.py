@@ -41,7 +41,7 @@ def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd, now_s: float)
         return False
     silent = all(status.report.step == 0 for status in statuses.values())
     rows = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
-    safe = [r for r in rows if not end.copied or r.copied_at_s is not None]
+    safe = [r for r in rows if not end.copied or r.acknowledged]
     return any(
         r.id.step >= announced.step
         or (silent and end.asked_at_s < r.local_at_s < now_s - NEWS_TRAVEL_S)
