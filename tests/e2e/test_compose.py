@@ -155,7 +155,9 @@ def test_the_stack_trains_and_loses_each_container_and_no_bit(compose: Compose) 
         compose.kill(service)
         compose.until_step(min(compose.last_step() + 2, STEPS - 1))
     compose.until_healthy(*SERVICES)
-    assert compose.said("trainer-1", r"^restored (\d+)") == ["0"], "no kill of a service stops it"
+    beginnings = compose.said("trainer-1", r"^restored (\d+)")
+    why = "\n".join(compose.said("trainer-1", r"^(?!step )(.*)$")[-60:])
+    assert beginnings == ["0"], f"no kill of a service stops it:\n{why}"
     compose.kill("trainer-2")
     until(lambda: len(compose.said("trainer-1", r"^restored")) == 2, "both go on", STEP_S_MAX)
     compose.until_step(min(compose.last_step() + 2, STEPS - 1))

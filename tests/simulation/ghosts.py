@@ -256,7 +256,7 @@ class Ghosts:
 
     def _rows(self, before: Run, after: Run) -> None:
         known = {row.id for row in before.checkpoints}
-        copied = {row.id for row in before.checkpoints if row.copied_at_s is not None}
+        firm = {row.id for row in before.checkpoints if row.acknowledged}
         # The oldest first: older ones go for the last that is acknowledged, whatever its bytes are.
         for row in reversed(after.checkpoints):
             if not after.usable(row.id):
@@ -267,7 +267,7 @@ class Ghosts:
                 kept = row.id not in self._replaced and not self._is_spent(row.id)
                 if kept and self._is_there(row.id):
                     self.hope = self._later(self.hope, row.id)
-            if row.copied_at_s is not None and row.id not in copied:
+            if row.acknowledged and row.id not in firm:
                 self.acknowledged.add(row.id)
                 if self.safe is None or age(self.safe) <= age(row.id):
                     self.safe = row.id if is_safe(self, row) else None

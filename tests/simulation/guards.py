@@ -168,8 +168,8 @@ MUTANTS = (
         "M9",
         "older slots are freed for acknowledged checkpoints only",
         ("metadata/domain/commit_rule.py",
-         "copied = {row.id for row in run.checkpoints if row.copied_at_s is not None}",
-         "copied = {row.id for row in run.checkpoints}"),
+         "firm = {row.id for row in run.checkpoints if row.acknowledged}",
+         "firm = {row.id for row in run.checkpoints}"),
     ),
     mutant(
         "A6",
