@@ -43,7 +43,7 @@ PINS_TESTS := $(addprefix tests/unit/,format persistence bucket) \
 	tests/integration/rpc \
 	$(addprefix tests/integration/metadata/test_,users.py rest_users.py rest_edges.py process.py) \
 	$(addprefix tests/integration/objectstore/test_,direct.py s3_access.py) \
-	$(addprefix --ignore ,$(NEED_TORCH)) -k "not ceph"
+	$(addprefix --ignore ,$(NEED_TORCH)) -k "not ceph and not ask_as_operator"
 
 # A minute. Of all tests of state four fail with torch 2.8: L-BFGS warns of its own closure, and a
 # DTensor that two axes deal out unevenly is dealt otherwise there, and refused.

@@ -32,7 +32,6 @@ from holdfast.rpc.channel import (
 )
 from holdfast.v1 import common_pb2
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
-from holdfast_services.operator.scheduler import Scheduler
 from holdfast_services.transport import Fetch, FetchRequest
 from holdfast_services.transport.tcp import TcpTransport
 
@@ -117,6 +116,9 @@ def ask_connection(places):
 
 
 def ask_as_operator(places):
+    # Here: it needs an extra that the oldest dependencies are tried without.
+    from holdfast_services.operator.scheduler import Scheduler
+
     async def ask():
         scheduler = Scheduler(places["rest"])
         try:
