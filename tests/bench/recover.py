@@ -2,15 +2,13 @@
 
 Two ranks on two nodes of one machine train the demo's model and save every step; the same script
 under ``holdfast run`` and under torchrun. A node is lost with its launcher, its agent and its
-memory, while a third one waits in reserve. ``python -m tests.bench.recover BEGUN SCRIPT ...`` notes
-when it began, then is SCRIPT.
+memory, while a third one waits in reserve.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import signal
 import statistics
@@ -42,6 +40,7 @@ NODE_RECOVERY_MS_MAX = (LEASE_S + 1.5) * 1e3
 LOST = 1
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
+BEGUN = Path(__file__).with_name("begun.py")
 
 
 class Job:
@@ -52,7 +51,7 @@ class Job:
         self._job = f"bench-{uuid.uuid4().hex[:8]}"
         self._env = env
         self.words = [
-            *("tests.bench.recover", str(folder / "begun"), str(TRAIN)),
+            *(str(BEGUN), str(folder / "begun"), str(TRAIN)),
             *("--job", self._job, "--size", size, "--steps", "100000", "--out", str(folder)),
         ]
         self._launchers: list[subprocess.Popen[bytes]] = []
@@ -226,9 +225,8 @@ def _command(name: str, node: int, port: int) -> list[str]:
             sys.executable, "-m", "torch.distributed.run", f"--nnodes={RANKS}",
             "--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-id=bench",
             f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
-            "-m",
         ]  # fmt: skip
-    return [sys.executable, "-m", "holdfast.cli.main", "run", "--nnodes", str(RANKS), "-m"]
+    return [sys.executable, "-m", "holdfast.cli.main", "run", "--nnodes", str(RANKS)]
 
 
 def _medians(runs: list[dict[str, float]]) -> str:
@@ -236,18 +234,3 @@ def _medians(runs: list[dict[str, float]]) -> str:
         f"{phase} {statistics.median(seconds[phase] for seconds in runs) * 1e3:.0f}"
         for phase in runs[0]
     )
-
-
-def main() -> None:
-    """Note when this process began as a rank, then be the script."""
-    begun, script = sys.argv[1:3]
-    path = Path(f"{begun}-{os.environ['RANK']}")
-    path.with_suffix(".new").write_text(f"{os.getpid()} {time.time()}")
-    path.with_suffix(".new").rename(path)
-    sys.argv = sys.argv[2:]
-    sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -145,6 +145,10 @@ class RankProcess:
                 stderr=ends.get(STDERR),
                 start_new_session=True,
             )
+        except OSError:
+            ours.close()
+            self._steps.close()
+            raise
         finally:
             theirs.close()
             for write_end in ends.values():
