@@ -162,11 +162,14 @@ def test_a_launcher_that_is_killed_is_missed_at_once_however_long_the_lease(stac
     assert "has a launcher of" not in launch.texts()
 
 
-@pytest.mark.parametrize("stack", ["120"], indirect=True)
-def test_metadata_and_an_agent_restart_and_nobody_stops(stack, launch):
+@pytest.mark.parametrize("stack", ["2"], indirect=True)
+def test_metadata_and_an_agent_are_away_for_longer_than_a_lease_and_nobody_stops(stack, launch):
     launch.start(0, "--no-standby")
     launch.start(1, "--no-standby")
     launch.until_step(6)
+    os.kill(stack.agent_pid(1), signal.SIGSTOP)
+    node = stack.node(1)["name"]
+    until(lambda: f"node {node} is not heard" in launch.texts(), "its lease has run out")
     os.kill(stack.metadata_pid(), signal.SIGKILL)
     os.kill(stack.agent_pid(1), signal.SIGKILL)
     launch.succeed()

@@ -14,7 +14,7 @@ from tests.property.test_rounds import LEASE_S, NODES, PAUSE_S_MAX, Rounds
 from holdfast.core.allocations import Allocation, Share
 from holdfast.core.rounds import LaunchView
 from holdfast.errors import StaleGenerationError
-from holdfast_services.metadata.domain import allocated, rounds
+from holdfast_services.metadata.domain import allocated, round_view
 from holdfast_services.metadata.domain.rounds import Allocated, Gone, Tick
 
 
@@ -56,7 +56,7 @@ class Allocations(Rounds):
 
     def see(self, process):
         super().see(process)
-        view = rounds.view(self.launch, process.report.launcher, lease_s=LEASE_S)
+        view = round_view.view(self.launch, process.report.launcher, lease_s=LEASE_S)
         if view.ending is not None and view.ending.released and process.alive:
             place = self.launch.place(process.report.launcher)
             assert place is None, "who takes part is not released"

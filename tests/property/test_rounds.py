@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.core.rounds import LauncherReport, LaunchView, RankFailure, Terms
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain import round_view, rounds
 from holdfast_services.metadata.domain.launch import Launch
-from holdfast_services.metadata.domain.rounds import Gone, Reported, Tick
+from holdfast_services.metadata.domain.rounds import SILENT_S_MAX, Gone, Reported, Silent, Tick
 
 LEASE_S = 3.0
 NODES = ("n0", "n1", "n2", "n3")
@@ -82,7 +82,7 @@ class Rounds(RuleBasedStateMachine):
     def see(self, process):
         """Ask, and do what the answer says, as a launcher does."""
         name = process.report.launcher
-        view = rounds.view(self.launch, name, lease_s=LEASE_S)
+        view = round_view.view(self.launch, name, lease_s=LEASE_S)
         process.view = view
         place = view.place
         if view.port_taken == process.report.port:
@@ -162,6 +162,13 @@ class Rounds(RuleBasedStateMachine):
         if process:
             self.feed(Gone(frozenset({process.report.launcher})))
 
+    @rule(data=st.data(), alive=st.booleans())
+    def silence(self, data, alive):
+        """A lease runs out: of one that is dead, or of one whose agent is away for a while."""
+        process = self.some(data, lambda p: p.alive == alive)
+        if process:
+            self.feed(Silent(frozenset({process.report.launcher})))
+
     @rule(data=st.data())
     def repeat(self, data):
         """An old message arrives again, or late; who is known already is not moved by it."""
@@ -176,7 +183,8 @@ class Rounds(RuleBasedStateMachine):
         except AlreadyExistsError:
             return
         if known and event.report.sequence <= known.sequence:
-            assert self.launch.number > before.number or self.launch == before
+            heard = before.having(replace(known, silent_since_s=0.0))
+            assert self.launch.number > before.number or self.launch == heard
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 31.0]), saved=st.booleans())
     def wait(self, seconds, saved):
@@ -195,6 +203,7 @@ class Rounds(RuleBasedStateMachine):
                 "nobody waits for the dead"
             )
             assert not launch.ending
+            assert not (launch.silent and launch.stopping), "who ends waits for nobody"
             places = [launch.place(name) for name in takes_part]
             assert len({place.nonce for place in places}) == 1
             ranks = [
@@ -203,13 +212,20 @@ class Rounds(RuleBasedStateMachine):
                 for rank in range(place.first_rank, place.first_rank + member.ranks)
             ]
             assert ranks == list(range(places[0].world_size)), "each rank once"
+        for one in launch.silent:
+            assert launch.on, "only a round that is on waits for who is not heard"
+            assert launch.takes_part(one.id)
+            assert self.now_s - one.silent_since_s < SILENT_S_MAX
 
     def teardown(self):
         """In peace a launch that is not over trains again, or waits for nodes that are missing."""
         if not hasattr(self, "launch"):
             return
         dead = {p.report.launcher for p in self.processes.values() if not p.alive}
-        self.feed(Gone(frozenset(dead)))
+        self.feed(Silent(frozenset(dead)))
+        for process in self.processes.values():
+            if process.alive:
+                self.say(process)
         for _ in range(4):
             self.now_s += PAUSE_S_MAX
             self.feed(Tick())

@@ -27,7 +27,7 @@ from holdfast.rpc import codec
 from holdfast.rpc.channel import server_options, unix_target
 from holdfast.rpc.status import TRAILER, to_status
 from holdfast.v1 import agent_pb2, agent_pb2_grpc, metadata_pb2
-from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain import round_view, rounds
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.rounds import Gone, Reported
 
@@ -125,7 +125,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
         ends_s = time.monotonic() + bounded(request.wait_s, 5.0)
         with decision.news:
             while True:
-                view = rounds.view(decision.launch, name, lease_s=LEASE_S)
+                view = round_view.view(decision.launch, name, lease_s=LEASE_S)
                 version = hashlib.blake2b(repr(view).encode()).hexdigest()[:16]
                 left_s = ends_s - time.monotonic()
                 if version != request.version or left_s <= 0 or not context.is_active():

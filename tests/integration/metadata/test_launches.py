@@ -79,14 +79,41 @@ async def test_a_round_outlives_the_service(database_url, kit):
     assert after == before
 
 
-async def test_a_launcher_whose_lease_runs_out_ends_the_round(database_url, kit):
+async def until_silent(service, version, ask):
+    """Have one that is heard wait until the other's lease has run out; return its view then."""
+    view = await service.ask(request("bb", version, 1.0, sequence=ask))
+    while "not heard" not in view.waiting:
+        view = await service.ask(request("bb", view.version, 1.0, sequence=ask))
+    return view
+
+
+async def test_a_round_goes_on_with_a_launcher_whose_lease_ran_out_once_it_is_heard(
+    database_url, kit
+):
+    async with kit.running(database_url, quick(kit, 0.5), clock=True) as service:
+        first, second = await both(service)
+        view = await until_silent(service, second.version, 2)
+        assert view.place == second.place
+
+        again = await service.ask(request("aa", sequence=2, port=7001))
+        told = await service.ask(request("bb", sequence=2))
+
+    assert again == first
+    assert told == second
+
+
+async def test_a_node_takes_the_place_of_one_whose_lease_ran_out(database_url, kit):
     async with kit.running(database_url, quick(kit, 0.5), clock=True) as service:
         _, second = await both(service)
-        view = second
-        while view.place is not None:
-            view = await service.ask(request("bb", view.version, 1.0, sequence=2))
+        nonce = second.place.nonce
+        await service.ask(request("bb", sequence=2, port=7002, round=nonce))
+        await until_silent(service, second.version, 2)
 
-    assert "1 of 2" in view.waiting
+        new = await service.ask(request("cc"))
+        told = await service.ask(request("bb", sequence=2))
+
+    assert new.place.round == told.place.round == 2
+    assert told.place.nonce == new.place.nonce
 
 
 async def test_a_launcher_whose_agent_saw_it_end_is_gone_at_once(database_url, kit):
@@ -317,8 +344,9 @@ async def test_a_launch_that_is_over_leaves_no_row(database_url, kit):
         assert not await service.read(lambda c: c.lost_launchers("gpt/small", 1e12))
 
 
-async def test_launchers_that_were_killed_leave_no_row_after_their_lease(database_url, kit):
+async def test_launchers_that_were_killed_leave_no_row_in_the_end(database_url, kit, monkeypatch):
     """Also one that came and left within one transaction, and one that an agent tells of late."""
+    monkeypatch.setattr(rounds, "SILENT_S_MAX", 0.5)
     async with kit.running(database_url, quick(kit, 0.5), clock=True) as service:
         said = [request("cc"), request("cc", sequence=2, left=True), request("dd")]
         await service.write(lambda c: launches.hear(c, said, service.limits))

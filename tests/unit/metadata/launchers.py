@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from holdfast.core.rounds import LauncherReport, RankFailure, Terms
-from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain import round_view, rounds
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.rounds import Reported, Tick
 
@@ -52,7 +52,7 @@ class Cluster:
         return self.launch.place(name * 16)
 
     def view(self, name):
-        return rounds.view(self.launch, name * 16, lease_s=LEASE_S)
+        return round_view.view(self.launch, name * 16, lease_s=LEASE_S)
 
 
 def two_nodes():

@@ -6,7 +6,7 @@ from tests.unit.metadata.launchers import Cluster
 from holdfast.core import allocations
 from holdfast.core.allocations import Allocation, Share
 from holdfast.errors import InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain import allocated, rounds
+from holdfast_services.metadata.domain import allocated, round_view, rounds
 from holdfast_services.metadata.domain.launch import EndReason
 from holdfast_services.metadata.domain.rounds import Allocated, Gone
 
@@ -49,7 +49,7 @@ def test_a_round_begins_with_all_of_the_allocation_and_with_nobody_else():
     made.feed(Allocated(allocation(7, aa=1, bb=3)))
     made.tick(1000.0)
     assert not made.launch.on, "a part of it is not enough"
-    assert "waiting for the launchers of bb" in rounds.awaited(made.launch)
+    assert "waiting for the launchers of bb" in round_view.awaited(made.launch)
 
     made.say("bb")
     assert {"aa": 1, "bb": 3} == members(made)

@@ -18,7 +18,7 @@ from holdfast.errors import CheckpointError
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata.calls.batch import Batch
-from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain import round_view
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import launches
@@ -45,7 +45,7 @@ class Launches:
         """
         said.check(request.report)
         node_name(request.node)
-        wait_s_max = self._transactor.limits.node_lease_s / rounds.POLLS_PER_LEASE
+        wait_s_max = self._transactor.limits.node_lease_s / round_view.POLLS_PER_LEASE
         ends_s = time.monotonic() + bounded(request.wait_s, wait_s_max)
         heard = self._transactor.listen()
         launch = await self._batch.ask(request)
@@ -94,6 +94,6 @@ class Launches:
             del self._reading[job]
 
     def _view(self, launch: Launch, launcher: str) -> LaunchView:
-        view = rounds.view(launch, launcher, lease_s=self._transactor.limits.node_lease_s)
+        view = round_view.view(launch, launcher, lease_s=self._transactor.limits.node_lease_s)
         body = to_message(view, pb.LaunchView).SerializeToString(deterministic=True)
         return replace(view, version=hashlib.blake2b(body, digest_size=8).hexdigest())

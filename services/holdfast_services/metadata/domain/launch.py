@@ -22,6 +22,9 @@ class Launcher:
 
     ``early_count``: rounds in a row that its ranks have ended before their first step.
     ``left_out``: why no round begins with it until ``back_at_s``, if so.
+
+    ``silent_since_s``: since when its lease has run out while it takes part in the round that is
+    on; 0: it is heard. It is lost, or only its agent is, and its ranks train on.
     """
 
     id: str
@@ -39,6 +42,7 @@ class Launcher:
     early_count: int = 0
     left_out: str = ""
     back_at_s: float = 0.0
+    silent_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,11 @@ class Launch:
     allocated: int = 0
 
     @property
+    def silent(self) -> tuple[Launcher, ...]:
+        """The launchers that are not heard."""
+        return tuple(one for one in self.launchers if one.silent_since_s)
+
+    @property
     def nonce(self) -> str:
         """What names the last round, and no other one of any launch."""
         return f"{self.id}.{self.number}" if self.number else ""
@@ -138,7 +147,7 @@ class Launch:
     def available(self, launcher: Launcher) -> bool:
         """Tell whether a round may begin with a launcher: old ranks must not meet new ones."""
         offered = (launcher.address, launcher.port)
-        usable = not launcher.stopping and not launcher.left_out
+        usable = not (launcher.stopping or launcher.left_out or launcher.silent_since_s)
         return usable and offered != (self.master_address, self.master_port)
 
     def takes_part(self, name: str) -> bool:

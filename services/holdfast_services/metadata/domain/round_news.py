@@ -34,6 +34,7 @@ def news(before: Launch, after: Launch) -> tuple[Event, ...]:
         if one.left_out and not was.get(one.id):
             text = f"node {one.node} is left out for an hour: its ranks failed {one.left_out}"
             events.append(_event(after, "node_left_out", "warning", text))
+    events += _silence(before, after)
     if after.number > before.number and after.on:
         nodes, ranks = len(after.members), sum(member.ranks for member in after.members)
         text = f"round {after.number} begins: {ranks} ranks on {nodes} nodes"
@@ -45,6 +46,19 @@ def news(before: Launch, after: Launch) -> tuple[Event, ...]:
         line = after.ending.reason.partition("\n")[0]
         events.append(_event(after, "launch_failed", "error", line))
     return tuple(events)
+
+
+def _silence(before: Launch, after: Launch) -> list[Event]:
+    """Return who is not heard any more, or is again."""
+    was = {one.id for one in before.silent}
+    now = {one.id: one.node for one in after.silent}
+    text = "is not heard: the round goes on until another one can begin without it"
+    lost = [node for name, node in now.items() if name not in was]
+    back = [one.node for one in after.launchers if one.id in was - now.keys()]
+    return [
+        *(_event(after, "node_unheard", "warning", f"node {node} {text}") for node in lost),
+        *(_event(after, "node_heard", "info", f"node {node} is heard again") for node in back),
+    ]
 
 
 def _goes_on(before: Launch, after: Launch) -> bool:

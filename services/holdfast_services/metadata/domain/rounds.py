@@ -1,4 +1,4 @@
-"""The decision about rounds: ``handle`` a report, a loss or the time; ``view`` says what follows.
+"""The decision about rounds: ``handle`` a report, a loss or the time.
 
 A launcher that nobody knows any more simply comes anew: its report names its round by a nonce, and
 what is said of another round than the last counts for nothing.
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from holdfast.core.allocations import Allocation
 from holdfast.core.retry import Waits
-from holdfast.core.rounds import Ending, LauncherReport, LaunchView, RankFailure
+from holdfast.core.rounds import Ending, LauncherReport, RankFailure
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain import allocated, left_out
@@ -28,7 +28,8 @@ QUICK_S = 10.0
 """A round that fails sooner than this is quick: after two in a row there is a pause."""
 QUICK_WAITS = Waits(first_s=1.0, wait_s_max=30.0)
 BUDGET_S = 3600.0
-POLLS_PER_LEASE = 4
+SILENT_S_MAX = 3600.0
+"""So long a round that no other can follow goes on with a node that is not heard."""
 _AGAIN = "the second time in a row, at the same step: this is not restarted"
 
 
@@ -43,7 +44,14 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Launchers that have ended without a word: their agent saw it, or their leases ran out."""
+    """Launchers that have ended without a word, as their agent saw."""
+
+    launchers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Launchers whose leases have run out: they are lost, or only their agents are away."""
 
     launchers: frozenset[str]
 
@@ -75,7 +83,7 @@ class Allocated:
     allocation: Allocation
 
 
-RoundEvent: TypeAlias = Reported | Gone | Tick | EndAsked | Allocated
+RoundEvent: TypeAlias = Reported | Gone | Silent | Tick | EndAsked | Allocated
 
 
 def handle(
@@ -94,6 +102,8 @@ def handle(
         launch = _reported(launch, event, now_s, lease_s)
     elif isinstance(event, Gone):
         launch = _without(launch, event.launchers, now_s)
+    elif isinstance(event, Silent):
+        launch = _silenced(launch, event.launchers, now_s)
     elif isinstance(event, EndAsked):
         launch = _end_asked(launch, event, now_s)
     elif isinstance(event, Allocated):
@@ -102,20 +112,26 @@ def handle(
         launch = _over(launch)
     elif event.taken_back and not end_wanted(launch):
         launch = replace(launch, end=None)
-    launch = allocated.rescaling(_growing(_begun(launch, now_s), now_s), now_s)
+    launch = _begun(_given_up(launch, now_s), now_s)
+    launch = allocated.rescaling(_growing(launch, now_s), now_s)
     return launch, news(before, launch)
 
 
 def _no_later_than(launch: Launch, now_s: float, lease_s: float) -> Launch:
     """Return the launch with no time that is still to come: the clock may have been set back."""
     again_s = now_s + max(lease_s, QUICK_WAITS.wait_s_max)
-    joined_s = (one.joined_at_s for one in launch.launchers)
-    latest_s = max(launch.began_at_s, launch.enough_since_s, *joined_s)
+    told_s = (max(one.joined_at_s, one.silent_since_s) for one in launch.launchers)
+    latest_s = max(launch.began_at_s, launch.enough_since_s, *told_s)
     if latest_s <= now_s and launch.again_after_s <= again_s:
         return launch
     back_s = now_s + left_out.LEFT_OUT_S
     launchers = tuple(
-        replace(one, joined_at_s=min(one.joined_at_s, now_s), back_at_s=min(one.back_at_s, back_s))
+        replace(
+            one,
+            joined_at_s=min(one.joined_at_s, now_s),
+            back_at_s=min(one.back_at_s, back_s),
+            silent_since_s=one.silent_since_s and min(one.silent_since_s, now_s),
+        )
         for one in launch.launchers
     )
     end = launch.end and replace(launch.end, asked_at_s=min(launch.end.asked_at_s, now_s))
@@ -175,6 +191,8 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
     known = launch.launcher(report.launcher)
     if known is None:
         return launch if report.left else _joined(launch, event, now_s, lease_s)
+    known = replace(known, silent_since_s=0.0)
+    launch = launch.having(known)
     if report.sequence <= known.sequence:
         return launch
     if report.left:
@@ -203,6 +221,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
 
 def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> Launch:
     report = event.report
+    launch = _without(launch, _replaced(launch, event), now_s)
     if not launch.launchers:
         # Of the same launcher, once it was given up, it is another launch with other nonces.
         name = f"{report.launcher[:16]}.{int(now_s * 1000):x}"
@@ -243,6 +262,15 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
     return replace(launch, launchers=(*launch.launchers, joined))
 
 
+def _replaced(launch: Launch, event: Reported) -> frozenset[str]:
+    """Return the launchers that are not heard and have no claim any more: another one is here."""
+    silent = launch.silent
+    other = launch.terms != event.report.terms
+    if other and len(silent) < len(launch.launchers):
+        return frozenset()  # this one is refused
+    return frozenset(one.id for one in silent if other or one.node == event.node)
+
+
 def _has_finished(launch: Launch, member: Member) -> bool:
     launcher = launch.launcher(member.launcher)
     return launcher is not None and launcher.finished
@@ -260,6 +288,32 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
         return _restarted(launch, failure, now_s, 0.0)
     again_s = 0.0 if launch.cause_awaited else launch.again_after_s
     return replace(_over(launch), cause_awaited=False, again_after_s=again_s)
+
+
+def _silenced(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
+    """Return the launch of which leases have run out; in a round that is on, ranks train on."""
+    trains = launch.on and not launch.stopping
+    silent = frozenset(name for name in names if trains and launch.takes_part(name))
+    launch = _without(launch, names - silent, now_s)
+    fresh = [one for one in launch.launchers if one.id in silent and not one.silent_since_s]
+    for one in fresh:
+        launch = launch.having(replace(one, silent_since_s=now_s))
+    return replace(launch, enough_since_s=0.0) if fresh else launch
+
+
+def _given_up(launch: Launch, now_s: float) -> Launch:
+    """Return the launch without who is not heard, once another round can begin, or after long.
+
+    Until then nothing is won by ending theirs, and if only an agent was away nothing was lost.
+    """
+    if not launch.silent:
+        return launch
+    next_one = _begun(replace(launch, on=False), now_s)
+    long_ago = any(one.silent_since_s + SILENT_S_MAX <= now_s for one in launch.silent)
+    if launch.on and not launch.stopping and not next_one.on and not long_ago:
+        return replace(launch, enough_since_s=next_one.enough_since_s)
+    launch = _without(launch, frozenset(one.id for one in launch.silent), now_s)
+    return replace(launch, enough_since_s=next_one.enough_since_s)
 
 
 def _over(launch: Launch) -> Launch:
@@ -320,7 +374,7 @@ def _ended(launch: Launch, failure: RankFailure, why: str) -> Launch:
     return replace(launch, on=False, cause_awaited=False, failure=failure, ending=ending, end=None)
 
 
-# --------------------------------------------------------------------------------- what follows
+# ------------------------------------------------------------------------------- the next round
 
 
 def _begun(launch: Launch, now_s: float) -> Launch:
@@ -380,65 +434,3 @@ def _members(launch: Launch, ready: list[Launcher]) -> tuple[Member, ...]:
     if launch.allocation is not None:
         return tuple(allocated.member(launch, one) for one in ordered)
     return tuple(Member(launcher=one.id, node=one.node, ranks=one.ranks) for one in ordered)
-
-
-def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
-    """Return what a launcher should know."""
-    known = launch.launcher(name)
-    return LaunchView(
-        launch=launch.id,
-        place=launch.place(name),
-        waiting=_waiting(launch, name),
-        stop=launch.stopping and known is not None,
-        ending=_ending(launch, known) if known else None,
-        port_taken=launch.master_port if known and known.address == launch.master_address else 0,
-        poll_s=lease_s / POLLS_PER_LEASE,
-    )
-
-
-def _ending(launch: Launch, known: Launcher) -> Ending | None:
-    """Return how a launch has ended, or that it goes on without this launcher."""
-    if launch.ending is None and allocated.is_released(launch, known):
-        return allocated.RELEASED
-    return launch.ending
-
-
-def _waiting(launch: Launch, name: str) -> str:
-    known = launch.launcher(name)
-    if known is None:
-        return "the launch before this one is ending"
-    if launch.ending or launch.stopping or launch.place(name):
-        return ""
-    if allocated.is_awaited(launch):
-        return "nobody has said yet which nodes take part"
-    if known.left_out:
-        return f"this node is left out for an hour, as its ranks failed {known.left_out}"
-    return awaited(launch)
-
-
-def awaited(launch: Launch) -> str:
-    """Return what those without a place wait for."""
-    least, most = launch.terms.nodes_min, launch.terms.nodes_max
-    if launch.allocation is not None:
-        return _missing(launch)
-    if launch.on:
-        full = len(launch.members) >= most
-        many = f"{most} nodes train, as many as may: this one waits in reserve"
-        return many if full else "this node takes part after a step that all ranks save"
-    if launch.cause_awaited:
-        return "a rank has lost another one: waiting to hear which node failed"
-    here = sum(1 for one in launch.launchers if launch.available(one))
-    if here >= least and launch.quick_count > 1:
-        return "rounds failed one soon after the other: there is a pause before the next"
-    needed = f"{least}" if least == most else f"{least} to {most}"
-    return f"waiting for nodes: {here} of {needed} are here"
-
-
-def _missing(launch: Launch) -> str:
-    """Return what the newest allocation waits for."""
-    assert launch.allocation is not None
-    here = {one.node for one in allocated.ready(launch)}
-    missing = [one.node for one in launch.allocation.shares if one.node not in here]
-    if missing:
-        return f"waiting for the launchers of {', '.join(missing)}"
-    return "waiting for a step that all ranks save" if launch.on else "about to begin"

@@ -12,7 +12,7 @@ from holdfast.core.ids import job_name
 from holdfast.core.records import from_record
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.calls.launches import Launches
-from holdfast_services.metadata.domain import allocated, rounds
+from holdfast_services.metadata.domain import allocated, round_view
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.transactor import Transactor
 
@@ -74,6 +74,6 @@ def launch_doc(launch: Launch) -> Document:
         "allocation": launch.allocation.number if launch.allocation else 0,
         "allocated": launch.allocated if launch.on else 0,
         "begun": allocated.begun(launch),
-        "waiting": rounds.awaited(launch),
+        "waiting": round_view.awaited(launch),
         "ending": {"code": ending.code, "reason": ending.reason} if ending else None,
     }

@@ -21,6 +21,7 @@ from holdfast_services.metadata.domain.rounds import (
     Gone,
     Reported,
     RoundEvent,
+    Silent,
     Tick,
 )
 from holdfast_services.metadata.storage import Catalogue
@@ -145,7 +146,7 @@ def end_after_save(catalogue: Catalogue, job: str, event: EndAsked, limits: Limi
 def _timed(catalogue: Catalogue, launch: Launch, now_s: float, limits: Limits) -> Launch:
     lost = catalogue.lost_launchers(launch.job, now_s)
     if lost:
-        launch = _fed(catalogue, launch, Gone(lost), now_s, limits)
+        launch = _fed(catalogue, launch, Silent(lost), now_s, limits)
     return _fed(catalogue, launch, Tick(), now_s, limits)
 
 
