@@ -264,11 +264,8 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
 
 def _replaced(launch: Launch, event: Reported) -> frozenset[str]:
     """Return the launchers that are not heard and have no claim any more: another one is here."""
-    silent = launch.silent
-    other = launch.terms != event.report.terms
-    if other and len(silent) < len(launch.launchers):
-        return frozenset()  # this one is refused
-    return frozenset(one.id for one in silent if other or one.node == event.node)
+    other = launch.terms != event.report.terms  # who is heard has the name, and refuses it
+    return frozenset(one.id for one in launch.silent if other or one.node == event.node)
 
 
 def _has_finished(launch: Launch, member: Member) -> bool:
@@ -291,9 +288,8 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
 
 
 def _silenced(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
-    """Return the launch of which leases have run out; in a round that is on, ranks train on."""
-    trains = launch.on and not launch.stopping
-    silent = frozenset(name for name in names if trains and launch.takes_part(name))
+    """Return the launch of which leases have run out: ranks of a round that is on train on."""
+    silent = frozenset(name for name in names if launch.takes_part(name))
     launch = _without(launch, names - silent, now_s)
     fresh = [one for one in launch.launchers if one.id in silent and not one.silent_since_s]
     for one in fresh:

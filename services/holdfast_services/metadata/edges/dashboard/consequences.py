@@ -10,7 +10,7 @@ CONSEQUENCES = {
     "node_lost": "Its copies count no more; other nodes make new ones. Ranks on it are over.",
     "round_failed": "What was trained since the newest checkpoint is trained again.",
     "launch_failed": "Nobody starts the job again until a user does.",
-    "node_unheard": "Ranks go on if it is only its agent; else they wait for it, or for another node.",
+    "node_unheard": "If only its agent is away ranks go on; else they wait for a node.",
     "node_left_out": "The job goes on without this node for an hour.",
     "step_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",
     "save_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",
