@@ -13,7 +13,7 @@ from holdfast.core.rounds import LauncherReport, LaunchView, RankFailure, Terms
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain import round_view, rounds
 from holdfast_services.metadata.domain.launch import Launch
-from holdfast_services.metadata.domain.rounds import SILENT_S_MAX, Gone, Reported, Silent, Tick
+from holdfast_services.metadata.domain.rounds import Gone, Reported, Silent, Tick
 
 LEASE_S = 3.0
 NODES = ("n0", "n1", "n2", "n3")
@@ -203,7 +203,6 @@ class Rounds(RuleBasedStateMachine):
                 "nobody waits for the dead"
             )
             assert not launch.ending
-            assert not (launch.silent and launch.stopping), "who ends waits for nobody"
             places = [launch.place(name) for name in takes_part]
             assert len({place.nonce for place in places}) == 1
             ranks = [
@@ -213,9 +212,8 @@ class Rounds(RuleBasedStateMachine):
             ]
             assert ranks == list(range(places[0].world_size)), "each rank once"
         for one in launch.silent:
-            assert launch.on, "only a round that is on waits for who is not heard"
+            assert launch.on or launch.stopping or launch.ending, "nobody waits for it"
             assert launch.takes_part(one.id)
-            assert self.now_s - one.silent_since_s < SILENT_S_MAX
 
     def teardown(self):
         """In peace a launch that is not over trains again, or waits for nodes that are missing."""

@@ -1,5 +1,7 @@
 """A node that is not heard: its ranks may train on, so its round does until another can begin."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.metadata.launchers import LEASE_S, Cluster, two_nodes
 
@@ -8,6 +10,7 @@ from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain import round_view
 from holdfast_services.metadata.domain.launch import EndReason
 from holdfast_services.metadata.domain.rounds import (
+    QUICK_S,
     SILENT_S_MAX,
     Allocated,
     EndAsked,
@@ -182,17 +185,17 @@ def test_another_launch_may_have_the_name_of_one_that_nobody_hears(two):
     assert two.place("dd").round == 1
 
 
+def test_a_node_whose_agent_is_away_for_hours_trains_on(two):
+    silence(two, 3 * SILENT_S_MAX, "bb")
+    assert two.launch.number == 1
+    assert two.launch.on
+
+
 def test_nobody_is_awaited_for_ever(two):
     silence(two, SILENT_S_MAX - 1.0, "aa", "bb")
     assert two.launch.launchers
     two.tick(1.0)
     assert two.launch.launchers == ()
-
-
-def test_who_ends_does_not_wait_for_who_is_not_heard(two):
-    lose(two, "bb")
-    two.say("aa", stopping=True)
-    assert [one.node for one in two.launch.launchers] == ["aa"]
 
 
 def test_who_has_no_part_in_the_round_is_dropped_at_once(two):
@@ -242,6 +245,8 @@ def test_a_restart_that_is_one_too_many_is_none_if_the_node_comes_back():
     cluster.say("bb")
     lose(cluster, "bb")
     cluster.say("cc")
+    assert cluster.launch.ending is None, "ranks that are well are not ended by it"
+    cluster.fail("aa", "closed by peer", of_peer=True)
     assert "restarts in the last hour" in cluster.launch.ending.reason
 
 
@@ -264,3 +269,121 @@ def test_an_allocation_without_the_node_begins_at_once():
 
 def shares(*nodes):
     return tuple(Share(node=node, ranks=2) for node in nodes)
+
+
+def test_a_lost_node_is_given_up_though_another_one_comes_and_goes():
+    cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=20.0)
+    for name in ("aa", "bb", "cc"):
+        cluster.say(name)
+    cluster.follow("aa", "bb", "cc")
+    cluster.tick(600.0)
+    lose(cluster, "bb")
+    for _ in range(3):
+        lose(cluster, "bb", "cc")
+        cluster.tick(10.0)
+        cluster.say("cc")
+    assert cluster.place("bb") is None
+
+
+def test_the_cause_that_is_told_is_the_node_and_no_older_failure(two):
+    two.fail("aa", "MemoryError: old", outside=True, step=3)
+    two.tick(60.0)
+    two.follow("aa", "bb")
+    two.tick(600.0)
+    lose(two, "bb")
+    two.events.clear()
+    two.fail("aa", "closed by peer", of_peer=True)
+    assert two.launch.failure.reason == "node bb is lost"
+    assert "round_failed" in two.events
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_was_not_heard_when_the_launch_ended_is_told_how(two, alone):
+    two.say("bb", finished=True)
+    lose(two, "bb")
+    two.say("aa", finished=True)
+    if alone:
+        two.say("aa", left=True)
+    silence(two, 60.0, "bb")
+    two.say("bb")
+    assert two.view("bb").ending.code == 0
+
+
+def test_a_launch_that_has_ended_and_that_nobody_is_heard_of_keeps_no_name(two):
+    two.say("aa", finished=True)
+    two.say("bb", finished=True)
+    two.say("aa", left=True)
+    lose(two, "bb")
+    two.say("cc")
+    assert [one.node for one in two.launch.launchers] == ["cc"]
+
+
+def test_who_is_not_heard_may_save_when_all_are_told_to_end(two):
+    lose(two, "bb")
+    two.say("aa", stopping=True)
+    silence(two, 60.0, "bb")
+    two.say("bb")
+    assert two.view("bb").stop
+    assert two.place("bb") is not None
+
+
+@pytest.mark.parametrize("reason", EndReason)
+def test_a_step_that_is_saved_ends_no_round_when_no_other_can_begin(two, reason):
+    two.feed(EndAsked(reason=reason))
+    lose(two, "bb")
+    two.tick(1.0, saved=True)
+    assert two.launch.on
+
+
+def test_a_round_is_not_over_before_another_may_begin_after_its_pause(two):
+    for step in range(4):
+        two.fail("aa", "killed by SIGKILL", outside=True, step=step)
+        two.tick(30.0)
+        two.follow("aa", "bb")
+    two.launch = replace(two.launch, quick_count=2, began_at_s=two.now_s)
+    lose(two, "bb")
+    two.say("cc")
+    assert two.launch.number == 5
+    assert two.launch.on
+
+    two.tick(QUICK_S)
+    assert two.launch.number == 6
+    assert two.launch.on
+
+
+def test_a_silent_node_counts_as_one_that_may_go_on_without_a_bad_one():
+    cluster = Cluster(nodes_min=2, nodes_max=3, shrink_after_s=1.0)
+    for name in ("aa", "bb", "cc"):
+        cluster.say(name)
+    cluster.follow("aa", "bb", "cc")
+    cluster.fail("cc", "RuntimeError: CUDA error")
+    cluster.tick(40.0)
+    cluster.follow("aa", "bb", "cc")
+    lose(cluster, "bb")
+    cluster.fail("cc", "RuntimeError: CUDA error")
+    assert cluster.launch.ending is None
+
+
+def test_an_allocation_waits_for_who_was_just_named():
+    cluster = Cluster(allocated=True, nodes_min=1, nodes_max=4, shrink_after_s=20.0)
+    cluster.feed(Allocated(Allocation(number=1, shares=shares("aa", "bb"), ranks_min=4)))
+    cluster.say("aa")
+    cluster.say("bb")
+    cluster.follow("aa", "bb")
+    cluster.tick(600.0)
+    lose(cluster, "bb")
+    cluster.tick(100.0)
+    newer = Allocation(number=2, shares=shares("aa", "bb", "cc"), ranks_min=2)
+    cluster.feed(Allocated(newer))
+    assert cluster.launch.number == 1
+    cluster.tick(20.0)
+    assert [member.node for member in cluster.launch.members] == ["aa"]
+
+
+def test_of_many_that_are_not_heard_one_is_named():
+    cluster = Cluster(nodes_min=3, nodes_max=3)
+    for name in ("aa", "bb", "cc"):
+        cluster.say(name)
+    cluster.follow("aa", "bb", "cc")
+    lose(cluster, "bb", "cc")
+    assert "node bb and 1 more is not heard" in cluster.view("aa").waiting

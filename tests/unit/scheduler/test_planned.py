@@ -139,10 +139,20 @@ def test_a_job_on_a_node_that_is_silent_stays_as_it_is_and_its_gpus_are_not_plan
     assert set(wished["other"].gpus) == {"a"}
 
 
+def test_a_job_stays_where_only_the_agent_is_away():
+    """Its ranks train on, and its round goes on."""
+    jobs = {"gpt": running("gpt", node="b")}
+    for silent_s, nodes in ((60.0, {"b"}), (500.0, {"a"})):
+        away = replace(NODES["b"], agent_live=False, agent_silent_s=silent_s)
+        about = subject(jobs.values(), Cluster(nodes={**NODES, "b": away}), {}, {}, NOW_S)
+        assert wishes(plan(about.view, Fifo(), NOW_S), about, jobs)["gpt"].gpus.keys() == nodes
+
+
 def test_nodes_are_lost_left_or_set_aside():
     nodes = {
         "gone": Node(name="gone", gpus=1, silent_s=500.0),
-        "agentless": Node(name="agentless", gpus=1, agent_live=False),
+        "agentless": Node(name="agentless", gpus=1, agent_live=False, agent_silent_s=500.0),
+        "upgraded": Node(name="upgraded", gpus=1, agent_live=False, agent_silent_s=60.0),
         "leaving": Node(name="leaving", gpus=1, leaving="spot"),
         "aside": Node(name="aside", gpus=1, aside=Aside(until_s=NOW_S + 1, count=2, why="x")),
         "good": Node(name="good", gpus=1, agent_live=None),

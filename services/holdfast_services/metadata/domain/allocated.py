@@ -44,7 +44,8 @@ def put(launch: Launch, allocation: Allocation) -> Launch:
             number=known.number,
         )
     stops = launch.on and not allocation.shares
-    return replace(launch, allocation=allocation, stopping=launch.stopping or stops)
+    stopping = launch.stopping or stops
+    return replace(launch, allocation=allocation, stopping=stopping, enough_since_s=0.0)
 
 
 def is_awaited(launch: Launch) -> bool:

@@ -23,8 +23,8 @@ class Launcher:
     ``early_count``: rounds in a row that its ranks have ended before their first step.
     ``left_out``: why no round begins with it until ``back_at_s``, if so.
 
-    ``silent_since_s``: since when its lease has run out while it takes part in the round that is
-    on; 0: it is heard. It is lost, or only its agent is, and its ranks train on.
+    ``silent_since_s``: since when its lease has run out while it takes part in the last round; 0:
+    it is heard. It is lost, or only its agent is, and its ranks train on.
     """
 
     id: str

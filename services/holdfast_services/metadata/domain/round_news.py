@@ -52,7 +52,7 @@ def _silence(before: Launch, after: Launch) -> list[Event]:
     """Return who is not heard any more, or is again."""
     was = {one.id for one in before.silent}
     now = {one.id: one.node for one in after.silent}
-    text = "is not heard: the round goes on until another one can begin without it"
+    text = "is not heard: the round goes on until another one can begin"
     lost = [node for name, node in now.items() if name not in was]
     back = [one.node for one in after.launchers if one.id in was - now.keys()]
     return [

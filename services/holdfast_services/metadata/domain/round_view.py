@@ -67,9 +67,11 @@ def awaited(launch: Launch) -> str:
 
 def _unheard(launch: Launch) -> str:
     """Return who is not heard, and what becomes of the round."""
-    nodes = ", ".join(one.node for one in launch.silent)
-    text = f"node {nodes} is not heard: the round goes on until another one can begin without it"
-    return text if nodes else ""
+    silent = [one.node for one in launch.silent]
+    if not silent:
+        return ""
+    more = f" and {len(silent) - 1} more" if silent[1:] else ""
+    return f"node {silent[0]}{more} is not heard: the round goes on until another one can begin"
 
 
 def _missing(launch: Launch) -> str:

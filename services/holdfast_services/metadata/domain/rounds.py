@@ -29,7 +29,7 @@ QUICK_S = 10.0
 QUICK_WAITS = Waits(first_s=1.0, wait_s_max=30.0)
 BUDGET_S = 3600.0
 SILENT_S_MAX = 3600.0
-"""So long a round that no other can follow goes on with a node that is not heard."""
+"""After so long a launch of which nobody is heard is forgotten."""
 _AGAIN = "the second time in a row, at the same step: this is not restarted"
 
 
@@ -108,7 +108,7 @@ def handle(
         launch = _end_asked(launch, event, now_s)
     elif isinstance(event, Allocated):
         launch = allocated.put(launch, event.allocation)
-    elif event.saved and end_wanted(launch):
+    elif event.saved and end_wanted(launch) and not launch.silent:
         launch = _over(launch)
     elif event.taken_back and not end_wanted(launch):
         launch = replace(launch, end=None)
@@ -264,8 +264,11 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
 
 def _replaced(launch: Launch, event: Reported) -> frozenset[str]:
     """Return the launchers that are not heard and have no claim any more: another one is here."""
-    other = launch.terms != event.report.terms  # who is heard has the name, and refuses it
-    return frozenset(one.id for one in launch.silent if other or one.node == event.node)
+    silent = {one.id: one.node for one in launch.silent}
+    # Who is heard has the name, and refuses another command; who has ended has none.
+    over = bool(launch.ending or launch.stopping) and len(silent) == len(launch.launchers)
+    other = over or launch.terms != event.report.terms
+    return frozenset(name for name, node in silent.items() if other or node == event.node)
 
 
 def _has_finished(launch: Launch, member: Member) -> bool:
@@ -279,36 +282,44 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
     launch = replace(launch, launchers=tuple(o for o in launch.launchers if o.id not in names))
     if not any(launch.takes_part(one.id) for one in lost):
         return launch
+    nodes = ", ".join(one.node for one in lost)
+    failure = RankFailure(rank=-1, code=1, reason=f"node {nodes} is lost", outside=True)
     if launch.on and not launch.stopping and not all(one.stopping for one in lost):
-        nodes = ", ".join(one.node for one in lost)
-        failure = RankFailure(rank=-1, code=1, reason=f"node {nodes} is lost", outside=True)
         return _restarted(launch, failure, now_s, 0.0)
-    again_s = 0.0 if launch.cause_awaited else launch.again_after_s
-    return replace(_over(launch), cause_awaited=False, again_after_s=again_s)
+    if launch.cause_awaited:
+        launch = replace(launch, failure=failure, cause_awaited=False, again_after_s=0.0)
+    return _over(launch)
 
 
 def _silenced(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
-    """Return the launch of which leases have run out: ranks of a round that is on train on."""
+    """Return the launch of which leases have run out: ranks of the last round may train on."""
     silent = frozenset(name for name in names if launch.takes_part(name))
     launch = _without(launch, names - silent, now_s)
-    fresh = [one for one in launch.launchers if one.id in silent and not one.silent_since_s]
-    for one in fresh:
-        launch = launch.having(replace(one, silent_since_s=now_s))
-    return replace(launch, enough_since_s=0.0) if fresh else launch
+    if not launch.silent:
+        launch = replace(launch, enough_since_s=0.0)
+    for one in launch.launchers:
+        if one.id in silent and not one.silent_since_s:
+            launch = launch.having(replace(one, silent_since_s=now_s))
+    return launch
 
 
 def _given_up(launch: Launch, now_s: float) -> Launch:
-    """Return the launch without who is not heard, once another round can begin, or after long.
+    """Return the launch without who is not heard, once another round can begin.
 
-    Until then nothing is won by ending theirs, and if only an agent was away nothing was lost.
+    Until then nothing is won by ending theirs, and if only an agent was away nothing was lost. Who
+    is heard after the launch has ended, or was told to, is told so. One that all are silent of is
+    forgotten after long.
     """
     if not launch.silent:
         return launch
-    next_one = _begun(replace(launch, on=False), now_s)
-    long_ago = any(one.silent_since_s + SILENT_S_MAX <= now_s for one in launch.silent)
-    if launch.on and not launch.stopping and not next_one.on and not long_ago:
-        return replace(launch, enough_since_s=next_one.enough_since_s)
-    launch = _without(launch, frozenset(one.id for one in launch.silent), now_s)
+    without = _without(launch, frozenset(one.id for one in launch.silent), now_s)
+    next_one = _begun(replace(without, enough_since_s=launch.enough_since_s), now_s)
+    needed = launch.on or launch.stopping or launch.ending is not None
+    if next_one.on or not needed:
+        return next_one
+    heard_s = max(one.silent_since_s or now_s for one in launch.launchers)
+    if heard_s + SILENT_S_MAX <= now_s:
+        return without
     return replace(launch, enough_since_s=next_one.enough_since_s)
 
 

@@ -45,7 +45,11 @@ class Metadata:
     async def agents(self) -> dict[str, Agent]:
         """Return all agents by node; errors as in ``rounds``."""
         return {
-            str(one["node"]): Agent(live=bool(one["live"]), domain=str(one["domain"]))
+            str(one["node"]): Agent(
+                live=bool(one["live"]),
+                domain=str(one["domain"]),
+                silent_s=-float(one["lease_s"]) or math.inf,
+            )
             for one in await self._ask("GET", "/nodes")
         }
 

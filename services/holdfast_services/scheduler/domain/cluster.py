@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from holdfast.core.executions import LaunchState
 
 EXECUTOR_GONE_S = 120.0
-"""So long after its lease an executor is awaited: what runs on its node goes on, nothing begins."""
+"""So long after its lease an executor, or an agent, is awaited: what runs on its node goes on, and
+nothing begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class Node:
     """One node, as its executor reported it.
 
     ``silent_s``: how long its executor's lease is over; 0: it is not. ``agent_live`` is None while
-    the metadata service does not say. ``applied``: the number of the orders that it carried out.
+    the metadata service does not say; ``agent_silent_s``: for how long it is not. ``applied``: the
+    number of the orders that it carried out.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Node:
     domain: str = ""
     silent_s: float = 0.0
     agent_live: bool | None = True
+    agent_silent_s: float = 0.0
     aside: Aside | None = None
 
     def state(self, job: str, start: int) -> LaunchState | None:
@@ -48,6 +51,11 @@ class Node:
     def gone(self) -> bool:
         """Whether what a job has of it is lost to the job."""
         return self.silent_s > EXECUTOR_GONE_S or (self.silent_s > 0 and self.agent_live is False)
+
+    @property
+    def agent_gone(self) -> bool:
+        """Whether its agent is awaited no more; until then ranks of a round that is on train on."""
+        return self.agent_live is False and self.agent_silent_s > EXECUTOR_GONE_S
 
     def hindrance(self, now_s: float) -> str:
         """Return why nothing may begin on it; empty: it may."""

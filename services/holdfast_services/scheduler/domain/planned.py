@@ -128,13 +128,13 @@ def refusal(spec: JobSpec, nodes: Iterable[Node], quotas: Mapping[str, int]) -> 
 
 def _is_unseen(node: Node, now_s: float) -> bool:
     """Tell whether nobody knows what becomes of a node: it is neither used nor given up."""
-    waits = node.silent_s > 0 and not node.gone
+    waits = (node.silent_s > 0 or node.agent_live is False) and not (node.gone or node.agent_gone)
     return waits or bool(node.aside and node.aside.until_s > now_s)
 
 
 def _node(node: Node, taken: int) -> facts.Node:
     state = facts.NodeState.UP
-    if node.gone or node.agent_live is False:
+    if node.gone or node.agent_gone:
         state = facts.NodeState.LOST
     elif node.leaving:
         state = facts.NodeState.DRAINING

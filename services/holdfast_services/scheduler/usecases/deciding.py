@@ -6,6 +6,7 @@ fence in the row, and has written nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -37,10 +38,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """What the metadata service says of a node's agent."""
+    """What the metadata service says of a node's agent; ``silent_s``: for how long nothing."""
 
     live: bool = False
     domain: str = ""
+    silent_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ def read_cluster(statements: Statements, heard: Heard, now_s: float) -> Cluster:
             silent_s=max(0.0, now_s - row.lease_until_s),
             domain=agent.domain,
             agent_live=None if agents is None else agent.live,
+            agent_silent_s=agent.silent_s,
             aside=asides.get(row.node),
         )
     return Cluster(nodes=nodes, rounds=heard.rounds, rounds_since_s=now_s - heard.for_s)
