@@ -147,7 +147,7 @@ class Launch:
     def available(self, launcher: Launcher) -> bool:
         """Tell whether a round may begin with a launcher: old ranks must not meet new ones."""
         offered = (launcher.address, launcher.port)
-        usable = not (launcher.stopping or launcher.left_out or launcher.silent_since_s)
+        usable = not launcher.stopping and not launcher.left_out
         return usable and offered != (self.master_address, self.master_port)
 
     def takes_part(self, name: str) -> bool:

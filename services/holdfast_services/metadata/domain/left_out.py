@@ -40,8 +40,7 @@ def is_due(launch: Launch, name: str, failure: RankFailure) -> bool:
     least = 2 if failure.repeats(launch.failure) else EARLY_MAX
     if one is None or one.early_count < least:
         return False
-    known = (replace(o, silent_since_s=0.0) for o in launch.launchers)  # it may be heard again
-    others = [o for o in known if launch.available(o) and o.id != name]
+    others = [o for o in launch.launchers if launch.available(o) and o.id != name]
     out = sum(1 for other in launch.launchers if other.left_out)
     few = out < max(1, len(launch.launchers) // LEFT_OUT_PART_MAX)
     return few and _is_enough(launch, others)
