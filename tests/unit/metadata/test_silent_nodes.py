@@ -171,6 +171,13 @@ def test_a_round_of_which_all_are_not_heard_goes_on_when_they_are(two):
     assert two.place("aa").nonce == two.place("bb").nonce == nonce
 
 
+def test_one_that_comes_where_nobody_is_heard_ends_no_round_that_it_cannot_follow(two):
+    lose(two, "aa", "bb")
+    two.say("cc")
+    assert two.place("aa").round == 1
+    assert silent(two) == ["aa", "bb"]
+
+
 def test_another_launch_may_have_the_name_of_one_that_nobody_hears(two):
     lose(two, "aa")
     two.terms = two.terms.__class__(command="other", nodes_min=1, nodes_max=1)
@@ -312,19 +319,24 @@ def test_who_was_not_heard_when_the_launch_ended_is_told_how(two, alone):
 def test_a_launch_that_has_ended_and_that_nobody_is_heard_of_keeps_no_name(two):
     two.say("aa", finished=True)
     two.say("bb", finished=True)
-    two.say("aa", left=True)
     lose(two, "bb")
+    two.say("cc")
+    assert silent(two) == ["bb"], "aa is there still, and the name its"
+
+    two.say("aa", left=True)
     two.say("cc")
     assert [one.node for one in two.launch.launchers] == ["cc"]
 
 
-def test_who_is_not_heard_may_save_when_all_are_told_to_end(two):
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_is_not_heard_may_save_when_all_are_told_to_end(two, alone):
     lose(two, "bb")
     two.say("aa", stopping=True)
+    if alone:
+        two.say("aa", left=True)
     silence(two, 60.0, "bb")
     two.say("bb")
     assert two.view("bb").stop
-    assert two.place("bb") is not None
 
 
 @pytest.mark.parametrize("reason", EndReason)
