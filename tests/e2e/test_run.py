@@ -175,6 +175,7 @@ def test_metadata_and_an_agent_are_away_for_longer_than_a_lease_and_nobody_stops
     launch.succeed()
 
     assert [len(launch.said(node, r"^restored (\d+)")) for node in (0, 1)] == [1, 1]
+    assert "all nodes are heard again" in launch.texts()
 
 
 def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
