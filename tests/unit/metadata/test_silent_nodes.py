@@ -134,6 +134,29 @@ def test_the_wait_for_nodes_begins_anew_with_each_silence():
         cluster.say("bb")
 
 
+def test_who_takes_no_part_prolongs_no_wait_by_going():
+    cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=20.0)
+    cluster.say("aa")
+    cluster.say("bb")
+    cluster.tick(19.0)
+    lose(cluster, "bb")
+    cluster.tick(1.0)
+    assert [member.node for member in cluster.launch.members] == ["aa"]
+
+
+def test_who_took_part_in_a_round_that_is_over_prolongs_no_wait_by_going():
+    cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=20.0)
+    for name in ("aa", "bb", "cc"):
+        cluster.say(name)
+    cluster.follow("aa", "bb", "cc")
+    cluster.tick(600.0)
+    cluster.feed(Gone(frozenset({"bb" * 16})))
+    cluster.tick(19.0)
+    lose(cluster, "cc")
+    cluster.tick(1.0)
+    assert [member.node for member in cluster.launch.members] == ["aa"]
+
+
 def test_of_two_that_are_not_heard_both_are_given_up():
     cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=20.0)
     for name in ("aa", "bb", "cc"):

@@ -295,7 +295,7 @@ def _silenced(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
     """Return the launch of which leases have run out: ranks of the last round may train on."""
     silent = frozenset(name for name in names if launch.takes_part(name))
     launch = _without(launch, names - silent, now_s)
-    if not launch.silent:
+    if launch.on and silent and not launch.silent:
         launch = replace(launch, enough_since_s=0.0)
     for one in launch.launchers:
         if one.id in silent and not one.silent_since_s:
