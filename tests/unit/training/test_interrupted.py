@@ -176,9 +176,14 @@ def test_a_log_handler_that_raises_costs_nothing_more(tmp_path):
 def test_a_copy_that_hangs_holds_one_optimizer_step_up(tmp_path, monkeypatch):
     """P4: the gate gives it up once; later steps and saves do not wait for it at all."""
     state = stepped(torch.nn.Parameter(torch.zeros(3)))
-    hang, waits = threading.Event(), []
+    hangs, hang, waits = threading.Event(), threading.Event(), []
     wait = engine.CopyEngine.wait
-    monkeypatch.setattr(HostCopier, "later", lambda *_: hang.wait(WAIT_S))
+
+    def later(*_):
+        hangs.set()
+        hang.wait(WAIT_S)
+
+    monkeypatch.setattr(HostCopier, "later", later)
     for name in ("wait", "let_pass"):
         waiting = getattr(engine.CopyEngine, name)
 
@@ -192,6 +197,7 @@ def test_a_copy_that_hangs_holds_one_optimizer_step_up(tmp_path, monkeypatch):
         saver._performer.gate._trusted = {id(state["optimizer"]): state["optimizer"]}
         slot.tell()
         first = saver.save(5)
+        assert hangs.wait(WAIT_S), "a copy that is given up before it begins does not hang"
         waits.clear()
         for _ in range(3):
             state["optimizer"].step()
