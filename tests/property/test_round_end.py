@@ -260,4 +260,4 @@ class RoundEnds(RuleBasedStateMachine):
 
 
 TestRoundEnds = RoundEnds.TestCase
-TestRoundEnds.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRoundEnds.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

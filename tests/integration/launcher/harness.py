@@ -42,6 +42,7 @@ class Decision:
 
     def __init__(self, job="job"):
         self.launch = Launch(job=job)
+        self.lease_s = LEASE_S
         self.reports = []
         self.events = []
         self.news = threading.Condition()
@@ -49,7 +50,7 @@ class Decision:
     def feed(self, event):
         with self.news:
             self.launch, events = rounds.handle(
-                self.launch, event, now_s=time.time(), lease_s=LEASE_S
+                self.launch, event, now_s=time.time(), lease_s=self.lease_s
             )
             self.events += events
             self.news.notify_all()
@@ -125,7 +126,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
         ends_s = time.monotonic() + bounded(request.wait_s, 5.0)
         with decision.news:
             while True:
-                view = round_view.view(decision.launch, name, lease_s=LEASE_S)
+                view = round_view.view(decision.launch, name, lease_s=decision.lease_s)
                 version = hashlib.blake2b(repr(view).encode()).hexdigest()[:16]
                 left_s = ends_s - time.monotonic()
                 if version != request.version or left_s <= 0 or not context.is_active():

@@ -256,6 +256,7 @@ def test_an_agent_that_is_away_stops_nobody(cluster):
 
 
 def test_a_second_launcher_on_one_node_hears_of_the_first(cluster):
+    cluster.decision.lease_s = 1.0  # for so long, and some more, the second waits
     cluster.script("forever()")
     first = cluster.launcher("a", "--nnodes", "1", *PLAIN)
     cluster.pid(1, 0)

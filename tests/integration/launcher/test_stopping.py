@@ -157,6 +157,7 @@ def test_one_that_wakes_up_where_another_has_its_node_gives_up_by_name(cluster):
     from holdfast_services.metadata.domain.rounds import Gone
 
     cluster.script("forever()")
+    cluster.decision.lease_s = 1.0  # for so long, and some more, it is refused
     first = cluster.launcher("a", *PLAIN)
     cluster.decision.until_round(1)
     old = cluster.pid(1, 0)
