@@ -81,7 +81,7 @@ class Launcher:
         self._killed_from_s = 0.0
         self._refused_since_s = 0.0
         self._unheard = False
-        self._waits = False
+        self._others_unheard = False
         self._last_word: LastWord | None = None
         self._said = ""
         self._news: deque[LaunchView | CheckpointError | int | str] = deque()
@@ -222,7 +222,8 @@ class Launcher:
 
     def _begin(self, place: Place) -> None:
         """Start the ranks of a round, and offer another port for the next."""
-        self._place, self._failed, self._finished, self._waits = place, False, False, False
+        self._place, self._failed, self._finished = place, False, False
+        self._others_unheard = False
         self._ranks_count = place.ranks or self._ranks_count
         self._offer_port(round=place.nonce, finished=False, failure=None)
         if place.round > 1:
@@ -431,12 +432,12 @@ class Launcher:
         self._tell(f"waiting: {error.message}")
 
     def _tell_waiting(self) -> None:
-        waits = bool(self._view.waiting)
-        if waits:
-            self._tell(self._view.waiting)
-        elif self._waits:
+        waiting = self._view.waiting
+        if waiting:
+            self._tell(waiting)
+        elif self._others_unheard:
             self._tell("all nodes are heard again")
-        self._waits = waits and self._place is not None
+        self._others_unheard = bool(waiting) and self._place is not None
 
     def _tell(self, text: str) -> None:
         """Tell people once."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from holdfast.core.executions import LaunchState
 
-EXECUTOR_GONE_S = 120.0
-"""So long after its lease an executor, or an agent, is awaited: what runs on its node goes on, and
+GONE_S = 120.0
+"""So long after its lease an executor or an agent is awaited: what runs on its node goes on, and
 nothing begins."""
 
 
@@ -50,12 +50,12 @@ class Node:
     @property
     def gone(self) -> bool:
         """Whether what a job has of it is lost to the job."""
-        return self.silent_s > EXECUTOR_GONE_S or (self.silent_s > 0 and self.agent_live is False)
+        return self.silent_s > GONE_S or (self.silent_s > 0 and self.agent_live is False)
 
     @property
     def agent_gone(self) -> bool:
         """Whether its agent is awaited no more; until then ranks of a round that is on train on."""
-        return self.agent_live is False and self.agent_silent_s > EXECUTOR_GONE_S
+        return self.agent_live is False and self.agent_silent_s > GONE_S
 
     def hindrance(self, now_s: float) -> str:
         """Return why nothing may begin on it; empty: it may."""
