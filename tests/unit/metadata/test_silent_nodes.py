@@ -327,6 +327,18 @@ def test_the_cause_that_is_told_is_the_node_and_no_older_failure(two):
     assert "round_failed" in two.events
 
 
+def test_nobody_is_told_that_a_round_goes_on_which_is_over_or_ends(two):
+    ended, stops = two, two_nodes()
+    ended.say("aa", finished=True)
+    ended.say("bb", finished=True)
+    stops.say("aa", stopping=True)
+    for cluster in (ended, stops):
+        lose(cluster, "bb")
+        assert silent(cluster) == ["bb"]
+        assert "not heard" not in round_view.awaited(cluster.launch)
+        assert "node_unheard" not in cluster.events
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_who_was_not_heard_when_the_launch_ended_is_told_how(two, alone):
     two.say("bb", finished=True)

@@ -6,6 +6,8 @@ from holdfast.core.rounds import RankFailure
 from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.launch import Launch
 
+UNHEARD = "is not heard: the round goes on until another one can begin"
+
 
 def said(failure: RankFailure) -> str:
     """Return a failure in one line."""
@@ -52,11 +54,11 @@ def _silence(before: Launch, after: Launch) -> list[Event]:
     """Return who is not heard any more, or is again."""
     was = {one.id for one in before.silent}
     now = {one.id: one.node for one in after.silent}
-    text = "is not heard: the round goes on until another one can begin"
-    lost = [node for name, node in now.items() if name not in was]
+    goes_on = after.on and not after.stopping
+    lost = [node for name, node in now.items() if name not in was and goes_on]
     back = [one.node for one in after.launchers if one.id in was - now.keys()]
     return [
-        *(_event(after, "node_unheard", "warning", f"node {node} {text}") for node in lost),
+        *(_event(after, "node_unheard", "warning", f"node {node} {UNHEARD}") for node in lost),
         *(_event(after, "node_heard", "info", f"node {node} is heard again") for node in back),
     ]
 

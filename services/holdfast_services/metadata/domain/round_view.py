@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.core.rounds import Ending, LaunchView
 from holdfast_services.metadata.domain import allocated
 from holdfast_services.metadata.domain.launch import Launch, Launcher
+from holdfast_services.metadata.domain.round_news import UNHEARD
 
 POLLS_PER_LEASE = 4
 
@@ -50,8 +51,8 @@ def awaited(launch: Launch) -> str:
     least, most = launch.terms.nodes_min, launch.terms.nodes_max
     if launch.allocation is not None:
         return _missing(launch)
-    if launch.silent:
-        return _unheard(launch)
+    if unheard := _unheard(launch):
+        return unheard
     if launch.on:
         full = len(launch.members) >= most
         many = f"{most} nodes train, as many as may: this one waits in reserve"
@@ -68,10 +69,10 @@ def awaited(launch: Launch) -> str:
 def _unheard(launch: Launch) -> str:
     """Return who is not heard, and what becomes of the round."""
     silent = [one.node for one in launch.silent]
-    if not silent:
+    if not silent or not launch.on or launch.stopping:
         return ""
     more = f" and {len(silent) - 1} more" if silent[1:] else ""
-    return f"node {silent[0]}{more} is not heard: the round goes on until another one can begin"
+    return f"node {silent[0]}{more} {UNHEARD}"
 
 
 def _missing(launch: Launch) -> str:
