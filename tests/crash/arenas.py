@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from holdfast.format.digest import part_digests
 from holdfast.format.header import parse_header
 from holdfast.format.segment import header_length
 from holdfast_services.agent import sidecar
+
+LEAVES_S_MAX = 20.0
 
 
 def torn(arena: Path) -> list[str]:
@@ -18,9 +21,9 @@ def torn(arena: Path) -> list[str]:
             data = path.read_bytes()
             text = path.with_suffix(".sum").read_bytes()
         except FileNotFoundError:
-            if path.exists():
+            if not _leaves(path):
                 found.append(f"{path.name} has no sidecar")
-            continue  # freed or sealed anew meanwhile
+            continue
         if not path.exists():
             continue
         header = parse_header(data[: header_length(data[:8])], len(data))
@@ -30,6 +33,19 @@ def torn(arena: Path) -> list[str]:
         if b"".join(part_digests(memoryview(data))) != content.digests:
             found.append(f"{path.name} has other bytes than its sidecar")
     return found
+
+
+def _leaves(path: Path) -> bool:
+    """Tell whether a sealed slot without a sidecar is being freed, or sealed anew.
+
+    It loses its sidecar first, and an agent that lives may be anywhere between the two.
+    """
+    ends_s = time.monotonic() + LEAVES_S_MAX
+    while path.exists() and not path.with_suffix(".sum").exists():
+        if time.monotonic() > ends_s:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def leftovers(arena: Path) -> list[str]:
