@@ -7,10 +7,12 @@ Names are those of tensors in a checkpoint, as ``holdfast show`` and events tell
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Rational, Real
+from pathlib import Path
 
 from holdfast.errors import InvalidRequestError
 
@@ -28,11 +30,14 @@ class RefuseNonFinite:
         exclude: Patterns of names of tensors that may hold infinities and NaN, such as masks.
         notes: Names of numbers in the notes of a save that must be finite too.
         stop_after: After so many refusals in a row ``step`` raises ``NonFiniteError``; 0: never.
+        keep: A folder, as each rank sees it: of the first of refusals in a row a rank that refuses
+            writes its part there, as a file to look at. No restore reads it. None: nothing is kept.
     """
 
     exclude: tuple[str, ...] = ()
     notes: tuple[str, ...] = ("loss",)
     stop_after: int = 0
+    keep: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("exclude", "notes"):
@@ -42,6 +47,15 @@ class RefuseNonFinite:
             raise InvalidRequestError(
                 f"RefuseNonFinite: stop_after must be a whole number from 0, not {count!r}"
             )
+        path = self.keep
+        if path is not None and not (path and isinstance(path, str | os.PathLike)):
+            raise InvalidRequestError(
+                f"RefuseNonFinite: keep must be the path of a folder, not {path!r}"
+            )
+
+    def kept_in(self, job: str) -> Path | None:
+        """Return the folder for refused parts of a job, whose name was checked; None: not kept."""
+        return Path(self.keep).absolute() / job if self.keep is not None else None
 
     def excludes(self, name: str) -> bool:
         """Tell whether the tensor of this name may hold anything."""

@@ -1,8 +1,9 @@
 """Runs a script with a pause after each optimizer step: ``paced.py SECONDS HURRY SCRIPT ...``.
 
 Without one once the file ``HURRY`` exists. The pace is even, as that of a training is: a step that
-all ranks are told to save is so many steps ahead as their pace says. After ``EVEN_COUNT`` steps it
-is a tenth of that: who is to be killed must not be done before, however late the others are.
+all ranks are told to save is so many steps ahead as their pace says. After ``EVEN_COUNT`` steps of
+a process it is a tenth of that: who is to be killed, also once more, must not be done before,
+however late the others are.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-EVEN_COUNT = 20
+EVEN_COUNT = 10
 
 
 def main():

@@ -29,6 +29,7 @@ from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, Source, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.snapshot.twins import Twins, has_twins
+from holdfast.training.refused_parts import RefusedParts
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine.state import Claim
 from holdfast.training.session import AgentSession
@@ -91,6 +92,10 @@ class SavePerformer:
         self._arena = arena
         self._devices = devices
         self._on_end = on_end
+        self._refused_parts: RefusedParts | None = None
+        if guard is not None and (folder := guard.kept_in(spec.job)):
+            self._refused_parts = RefusedParts(folder, rank=spec.rank, who=self._who)
+        self._suspected: tuple[int, tuple[str, ...]] = (-1, ())
         self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
             ev.Warn: self._warn,
             ev.Prepare: self._prepare,
@@ -279,14 +284,22 @@ class SavePerformer:
         self._closing[snapshot.step] = snapshot
         self._on_end(ev.Copied(snapshot.step))
 
+    def suspect(self, step: int, notes: tuple[str, ...]) -> None:
+        """Have ``step`` refused for its notes once it is copied, whatever the copy holds."""
+        self._suspected = (step, notes)
+
     def _looked_at(self, snapshot: Snapshot) -> ev.NonFinite | ev.CopyFailed | None:
         """Return why what was copied is not to be saved, None: nothing speaks against it."""
         if self._finite is None:
             return None
         try:
-            names = self._finite.non_finite(snapshot.plan, snapshot.buffer)
+            tensors = self._finite.non_finite(snapshot.plan, snapshot.buffer)
         except (CheckpointError, RuntimeError) as error:
             return ev.CopyFailed(snapshot.step, f"it cannot be looked at: {error}")
+        step, notes = self._suspected
+        names = (*notes, *tensors) if step == snapshot.step else tensors
+        if self._refused_parts is not None:
+            self._refused_parts.take(snapshot, refused=bool(names))
         return ev.NonFinite(snapshot.step, names) if names else None
 
     def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:

@@ -179,9 +179,12 @@ class Saver:
         note = self._note(step, notes)
         with self._lock:  # the watch thread tells the handles what is new
             made = self._handles.make(step)
-        if bad := self._guard.bad_notes(notes) if self._guard else ():
-            self._handle(ev.NonFinite(step, tuple(f"notes[{name!r}]" for name in bad)))
-            return made
+        if self._guard is not None and (bad := self._guard.bad_notes(notes)):
+            named = tuple(f"notes[{name!r}]" for name in bad)
+            if self._guard.keep is None:
+                self._handle(ev.NonFinite(step, named))
+                return made
+            self._performer.suspect(step, named)
         made.on_wait = partial(self._pay, step)
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
         if self._doubts is not None:
