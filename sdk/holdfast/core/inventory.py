@@ -108,7 +108,8 @@ class Inventory:
     """All that one agent holds and all ranks it serves; newer by (incarnation, sequence).
 
     ``seen``: of each run the newest committed checkpoint that the agent was told of. It replaces
-    no shard of that one, or of one before it, by itself (architecture 4.7).
+    no shard of that one, or of one before it, by itself (architecture 4.7). ``room_bytes``: what
+    more fits without a lease or a copy being given up for it.
     """
 
     node: Peer
@@ -123,6 +124,7 @@ class Inventory:
     leaving: bool = False
     seen: tuple[CheckpointId, ...] = ()
     elements: tuple[HeldElement, ...] = ()
+    room_bytes: int = 0
 
     def lasting(self) -> tuple[object, ...]:
         """Return what does not change with every training step, to be compared."""
@@ -153,7 +155,7 @@ class Inventory:
 
 
 _of_rank = attrgetter(*(spec.name for spec in fields(RankStatus) if spec.name != "report"))
-_PASSING = frozenset({"incarnation", "sequence", "used_bytes", "ranks"})
+_PASSING = frozenset({"incarnation", "sequence", "used_bytes", "room_bytes", "ranks"})
 _of_node = attrgetter(*(spec.name for spec in fields(Inventory) if spec.name not in _PASSING))
 _BY_RUN = frozenset({"shards", "elements", "abandoned", "bad_sources", "seen"})
 _of_no_run = attrgetter(

@@ -782,12 +782,15 @@ class Inventory(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
     ELEMENTS_FIELD_NUMBER: _builtins.int
+    ROOM_BYTES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     budget_bytes: _builtins.int
     used_bytes: _builtins.int
     leaving: _builtins.bool
     """clean shutdown: the lease ends now"""
+    room_bytes: _builtins.int
+    """what more fits without anything being given up for it"""
     @_builtins.property
     def node(self) -> _common_pb2.Peer: ...
     @_builtins.property
@@ -823,10 +826,11 @@ class Inventory(_message.Message):
         leaving: _builtins.bool = ...,
         seen: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
         elements: _abc.Iterable[Global___HeldElement] | None = ...,
+        room_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "elements", b"elements", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "seen", b"seen", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "elements", b"elements", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "room_bytes", b"room_bytes", "seen", b"seen", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,7 @@ class Machine:
     seen: tuple = ()
     elements: dict = field(default_factory=dict)
     budget_bytes: int = 1 << 20
+    room_bytes: int = 1 << 20
 
 
 class Cluster:
@@ -53,6 +54,7 @@ class Cluster:
         self.objects = {}
         self.events = []
         self.deaf = set()
+        self.launches = ()
 
     # what happens
 
@@ -131,6 +133,7 @@ class Cluster:
         generation=0,
         restored=None,
         slots=0,
+        names_needs=False,
     ):
         wish = registration(
             job=JOB,
@@ -151,6 +154,7 @@ class Cluster:
             generation=generation,
             restored=restored,
             slots=slots,
+            names_needs=names_needs,
         )
         outcome = seat(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run
@@ -260,6 +264,7 @@ class Cluster:
             incarnation=machine.incarnation,
             sequence=machine.sequence,
             budget_bytes=machine.budget_bytes,
+            room_bytes=machine.room_bytes,
             shards=tuple(machine.shards.values()),
             ranks=tuple(machine.ranks.values()),
             abandoned=machine.abandoned,
@@ -305,7 +310,7 @@ class Cluster:
     # what is seen
 
     def world(self):
-        return world(self.nodes, (self.run,), self.now_s, self.limits)
+        return world(self.nodes, (self.run,), self.now_s, self.limits, self.launches)
 
     def view(self, node):
         return node_view(self.world(), node)

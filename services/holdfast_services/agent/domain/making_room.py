@@ -18,6 +18,20 @@ from holdfast_services.agent.domain import elements, slot_rules, twin_slots
 from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Work
 
 
+def room_bytes(state: State) -> int:
+    """Return what more fits, at least 0, beside all that is held, leased, or will be.
+
+    Free slots are dropped for it, and nothing else.
+    """
+    free = sum(slot.length_bytes for slot in state.slots.values() if slot.idle_free)
+    wanted = sum(
+        session.reservation.length_bytes * slot_rules.quota_left(state, session)
+        for session in state.sessions.values()
+        if session.active and session.reservation is not None
+    )
+    return max(state.budget_bytes - state.used_bytes + free - wanted, 0)
+
+
 def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
     """Free slots to drop so that ``length_bytes`` more fit, longest first; None: no way.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldElement, HeldShard, HeldState, Inventory, RankStatus
+from holdfast_services.agent.domain import making_room
 from holdfast_services.agent.domain.state import Session, State
 
 ABANDONED_COUNT_MAX = 64
@@ -25,6 +26,7 @@ def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = 
         leaving=leaving,
         seen=tuple(state.seen[run] for run in sorted(state.seen)),
         elements=_elements(state),
+        room_bytes=making_room.room_bytes(state),
     )
 
 

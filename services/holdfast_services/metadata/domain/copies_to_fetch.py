@@ -81,12 +81,12 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         item = copies.get(shard.id)
         if item is None or item.shard != shard or host in item.nodes:
             continue
-        found.append(_want(item, WantReason.RESTORE, turn, bad))
+        found.append(want_of(item, WantReason.RESTORE, turn, bad))
     if have_to_name(run, host, live[host]):
         # Whoever names what it needs looks at heads first; of these nobody can read one.
         named = {want.shard.id for want in found}
         lost = (item for _, item in sorted(copies.items()) if item.rebuilt and not item.nodes)
-        found += [_want(i, WantReason.HEAD, turn, bad) for i in lost if i.shard.id not in named]
+        found += [want_of(i, WantReason.HEAD, turn, bad) for i in lost if i.shard.id not in named]
     return found
 
 
@@ -416,7 +416,7 @@ def _left_bytes(node: Node, spared: Collection[ShardId]) -> int:
 
 def _brought(run: Run, item: ShardCopies, where: Places) -> Sequence[tuple[str, Want]]:
     fetchers = enumerate(_fetchers(run, item, where), item.shard.id.rank)
-    return [(node, _want(item, WantReason.REPAIR, turn)) for turn, node in fetchers]
+    return [(node, want_of(item, WantReason.REPAIR, turn)) for turn, node in fetchers]
 
 
 def _lost(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
@@ -441,7 +441,7 @@ def _rebuilt(run: Run, item: ShardCopies, source: Rebuilt, where: Places) -> tup
     busy = {node for piece in source.pieces for node in piece.nodes}
     home = {rank.node for rank in run.ranks if rank.rank == number}
     nodes = sorted(where.ring, key=lambda node: (node in busy, node not in home, where.turns[node]))
-    return nodes[0], _want(item, WantReason.REPAIR, number)
+    return nodes[0], want_of(item, WantReason.REPAIR, number)
 
 
 def protected_checkpoints(run: Run) -> tuple[CheckpointId, ...]:
@@ -482,7 +482,7 @@ def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _want(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozenset()) -> Want:
+def want_of(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozenset()) -> Want:
     """Return the want of a shard from all that serve it but the ``bad``, the object store last.
 
     Nodes are turned so that different fetchers begin with another one.

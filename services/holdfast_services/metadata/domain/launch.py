@@ -133,7 +133,15 @@ class Launch:
     @property
     def nonce(self) -> str:
         """What names the last round, and no other one of any launch."""
-        return f"{self.id}.{self.number}" if self.number else ""
+        return self._nonce_of(self.number)
+
+    @property
+    def nonce_before(self) -> str:
+        """What names the round before the last one; empty: there was none."""
+        return self._nonce_of(self.number - 1)
+
+    def _nonce_of(self, number: int) -> str:
+        return f"{self.id}.{number}" if number > 0 else ""
 
     def launcher(self, name: str) -> Launcher | None:
         """Return a launcher by its id."""

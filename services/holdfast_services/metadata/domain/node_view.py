@@ -27,7 +27,9 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
 )
 from holdfast_services.metadata.domain.drains import Drained, drained
 from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
+from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.moves import moves
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
 from holdfast_services.metadata.domain.spare_elements import spare_elements
@@ -52,6 +54,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
+    moves: Mapping[str, Wants] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
     drained: Mapping[str, Drained] = field(default_factory=dict)
@@ -67,23 +70,32 @@ class World:
         return run.attempt is not None and run.attempt.awaits_nodes(self.now_s, self.limits)
 
 
-def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits: Limits) -> World:
-    """Return the snapshot with evidence and repairs worked out once for all nodes."""
+def world(
+    nodes: Mapping[str, Node],
+    runs: tuple[Run, ...],
+    now_s: float,
+    limits: Limits,
+    launches: Sequence[Launch] = (),
+) -> World:
+    """Return the snapshot with evidence and repairs worked out once for all nodes.
+
+    ``launches`` are all there are; none will do while no run has announced its last step.
+    """
     bare = World(now_s=now_s, nodes=nodes, runs=runs, limits=limits)
     everybody = tuple(nodes.values())
     evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
     live = bare.live
     kept = {run.id: drained(run, evidence[run.id]) for run in runs}
     expected = [node for node in everybody if awaited(node, now_s)]
+    repaired = {
+        run.id: repairs(run, evidence[run.id], live, kept[run.id], awaits=bare.awaits_nodes(run))
+        for run in runs
+    }
     return replace(
         bare,
         evidence=evidence,
-        repairs={
-            run.id: repairs(
-                run, evidence[run.id], live, kept[run.id], awaits=bare.awaits_nodes(run)
-            )
-            for run in runs
-        },
+        repairs=repaired,
+        moves=moves(runs, launches, evidence, live, repaired, now_s),
         drained=kept,
         elements={run.id: elements_to_make(run, evidence[run.id], live) for run in runs},
         shortages={run.id: shortage(run, expected) for run in runs},
@@ -137,12 +149,13 @@ def node_view(all_of_it: World, name: str) -> NodeView:
 
 
 def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> Sequence[Want]:
-    """Return what the node should fetch for ``run``, restores first.
+    """Return what the node should fetch for ``run``: restores first, moves last.
 
     A shard may be both: what its ranks load of it may be parts, and they are nobody's copy.
     """
     wanted = restores(run, all_of_it.evidence[run.id], live, name)
-    return (*wanted, *all_of_it.repairs[run.id].get(name, ()))
+    moved = all_of_it.moves.get(run.id, {}).get(name, ())
+    return (*wanted, *all_of_it.repairs[run.id].get(name, ()), *moved)
 
 
 def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:

@@ -24,6 +24,7 @@ from holdfast.errors import (
 from holdfast_services.metadata.domain import attempts
 from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.moves import has_last_step
 from holdfast_services.metadata.domain.node_view import World, world
 from holdfast_services.metadata.domain.readmitted_attempt import seat
 from holdfast_services.metadata.storage import Catalogue
@@ -392,4 +393,5 @@ def snapshot(
     runs = tuple(run for run in loaded if run)
     if not limits.object_tier:
         runs = tuple(replace(run, stored=()) for run in runs)
-    return world(nodes, runs, now_s, limits)
+    launches = catalogue.launches() if any(map(has_last_step, runs)) else ()
+    return world(nodes, runs, now_s, limits, launches)
