@@ -62,6 +62,7 @@ class Agent:
             sequence=self.sequence,
             budget_bytes=1 << 30,
             used_bytes=100 * len(self.shards),
+            room_bytes=1 << 30,
             shards=tuple(self.shards),
             ranks=self.ranks,
             leaving=self.leaving,

@@ -215,6 +215,35 @@ async def test_who_comes_late_is_taken_in_after_a_step_that_is_announced(databas
     assert taken.place.world_size == 2
 
 
+def no_launches(_):
+    raise AssertionError("nobody trains to a last step: launches are read for nothing")
+
+
+async def test_who_is_taken_in_begins_to_fetch_before_its_rank_registers(
+    database_url, kit, monkeypatch
+):
+    """ADR 0077; and with that it is over. Launches are read for it alone."""
+    trains, comes = kit.Agent("aa"), kit.Agent("bb")
+    async with kit.running(database_url) as service:
+        with monkeypatch.context() as patched:
+            patched.setattr(Catalogue, "launches", no_launches)
+            seat = await trained(service, kit, trains, step=5)
+        last = await announced(service, seat)
+        trains.serve(seat, 0, step=last.step, step_s=1.0, loaded=True)
+        trains.hold(seat.run, last.step, seat.generation, 0, world=1)
+        await service.report(trains.inventory())
+        assert () == (await service.report(comes.inventory())).wants
+        assert (await tick(service)).told
+
+        wants = (await service.report(comes.inventory())).wants
+        assert [(last.step, 0)] == [(want.shard.id.step, want.shard.id.rank) for want in wants]
+
+        begun = await service.ask(request("bb", sequence=2, terms=TERMS_1))
+        nonce = named_nonce(begun.place.nonce)
+        await service.register(kit.wish(1, "bb", nonce, launcher="L", world=2, replicas=0))
+        assert () == (await service.report(comes.inventory())).wants
+
+
 async def test_an_allocation_that_can_begin_announces_a_last_step_at_once(
     database_url, kit, agents
 ):

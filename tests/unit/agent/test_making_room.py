@@ -29,7 +29,15 @@ from holdfast.core.node_view import Committed, Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError
-from holdfast_services.agent.domain import Slot, Work, handle, making_room, session_view, slot_rules
+from holdfast_services.agent.domain import (
+    Slot,
+    Work,
+    handle,
+    inventory,
+    making_room,
+    session_view,
+    slot_rules,
+)
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.state import Tries
 
@@ -232,13 +240,38 @@ def test_so_it_is_for_a_repair_until_ranks_have_loaded(stage, loaded, taken):
     assert taken == bool(kinds(actions, ev.ReclaimSlot))
 
 
+def free(name, length, work=Work.NONE):
+    return Slot(name=SlotName(name, 1, SlotState.FREE), length_bytes=length, work=work)
+
+
+def training(*slots, live=True):
+    """A node with these slots and room, whose rank has reserved two; it may have ended."""
+    made = state(*slots)
+    made.sessions = {session().id: replace(reserved(), live=live)}
+    return made
+
+
+ROOM = {
+    "nothing is held": (state(), 16),
+    "a segment": (state(sealed("s1", 1)), 15),
+    "a free slot is dropped": (state(sealed("s1", 1), free("s2", 3 * KIB)), 15),
+    "one that is made is not": (state(free("s1", 3 * KIB, Work.CREATING)), 13),
+    "what a rank writes, and will write next": (training(writing("s1")), 14),
+    "of a rank that has ended": (training(sealed("s1", 1), live=False), 15),
+    "a rank that lacks nothing": (training(writing("s1"), writing("s2")), 14),
+    "a budget that has become smaller": (replace(state(sealed("s1", 1)), budget_bytes=KIB // 2), 0),
+}
+
+
+@pytest.mark.parametrize(("now", "kibs"), ROOM.values(), ids=ROOM)
+def test_a_node_says_what_more_fits_if_nothing_is_given_up_for_it(now, kibs):
+    """No shard is moved to where it would take a lease or a copy (ADR 0077)."""
+    assert kibs * KIB == inventory(now, incarnation=1, sequence=1).room_bytes
+
+
 def closed(name):
     slot = writing(name)
     return replace(slot, name=slot.name.to(SlotState.CLOSED))
-
-
-def free(name, length, work=Work.NONE):
-    return Slot(name=SlotName(name, 1, SlotState.FREE), length_bytes=length, work=work)
 
 
 STAYS = {

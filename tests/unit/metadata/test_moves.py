@@ -14,7 +14,7 @@ from holdfast.core.ids import CheckpointId
 from holdfast.core.node_view import SupersedeRule, WantReason
 from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.launch import Launch, Member
-from holdfast_services.metadata.domain.moves import MOVE_S_MAX
+from holdfast_services.metadata.domain.moves import LAST_STEP_S_MAX, MOVE_S_MAX
 from holdfast_services.metadata.domain.node_view import node_view, world
 
 STEP = 8
@@ -31,8 +31,10 @@ def has_ended(cluster, *nodes, copies=False, **wishes):
     announce(cluster)
 
 
-def announce(cluster, step=STEP, reason=SaveReason.RESCALE):
-    cluster.run = replace(cluster.run, announcement=Announcement(step=step, reason=reason))
+def announce(cluster, step=STEP, reason=SaveReason.RESCALE, ago_s=0.0):
+    announcement = Announcement(step=step, reason=reason)
+    at_s = cluster.now_s - ago_s
+    cluster.run = replace(cluster.run, announcement=announcement, announced_at_s=at_s)
 
 
 def begins(cluster, *nodes, number=2, ranks=1, **fields):
@@ -97,6 +99,7 @@ NOTHING = {
     "nobody has announced a last step": lambda c: replace(c.run, announcement=None),
     "the announcement was taken back": lambda c: announce(c, reason=SaveReason.OPERATOR) or c.run,
     "the last step is not committed": lambda c: announce(c, step=STEP + 1) or c.run,
+    "that is long ago": lambda c: announce(c, ago_s=LAST_STEP_S_MAX) or c.run,
     "it was left behind": lambda c: replace(c.run, checkpoints=()),
     "the attempt was fenced": lambda c: replace(c.run, generation=c.run.generation + 1),
     "no attempt is known": lambda c: replace(c.run, attempt=None),
@@ -212,7 +215,7 @@ def test_copies_that_are_made_up_have_their_room_first_and_are_named_once(cluste
     assert {"b": [0]} == moved(cluster, "a", "b")
 
     begins(cluster, "a", "b", "c")
-    assert {"b": [0], "c": [1, 0]} == moved(cluster, "a", "b", "c"), "1 of c is to be a copy"
+    assert {"b": [0], "c": [1, 0]} == moved(cluster, "a", "b", "c"), "a copy of 1 belongs there"
 
 
 def test_the_room_of_a_copy_that_is_made_up_is_not_given_to_a_move(cluster):

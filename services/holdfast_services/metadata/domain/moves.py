@@ -27,6 +27,8 @@ from holdfast_services.metadata.domain.model import Node, Run
 
 MOVE_S_MAX = 120.0
 """So long after a round has begun nodes begin to fetch for it; its ranks come sooner, or never."""
+LAST_STEP_S_MAX = 600.0
+"""After it was announced: of a job that has ended since nobody looks for a next round for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ class _Seats:
         return begins_before and self.first * saved < (rank + 1) * self.world_size
 
 
-def has_last_step(run: Run) -> bool:
-    """Tell whether the round that trains ``run``, or has trained it, ends after a step."""
-    return run.announcement is not None and run.announcement.reason.ends_round
+def has_last_step(run: Run, now_s: float) -> bool:
+    """Tell whether the round that trains ``run``, or did lately, ends after a step."""
+    recent = now_s < run.announced_at_s + LAST_STEP_S_MAX
+    return recent and run.announcement is not None and run.announcement.reason.ends_round
 
 
 def moves(
@@ -82,7 +85,7 @@ def moves(
 def _next_round(run: Run, launches: Sequence[Launch], now_s: float) -> Launch | None:
     """Return the launch whose round is on, and whose round before was the run's attempt."""
     attempt = run.current
-    if attempt is None or not has_last_step(run):
+    if attempt is None or not has_last_step(run, now_s):
         return None
     for launch in launches:
         before = launch.nonce_before

@@ -393,5 +393,6 @@ def snapshot(
     runs = tuple(run for run in loaded if run)
     if not limits.object_tier:
         runs = tuple(replace(run, stored=()) for run in runs)
-    launches = catalogue.launches() if any(map(has_last_step, runs)) else ()
+    ending = any(has_last_step(run, now_s) for run in runs)
+    launches = catalogue.launches() if ending else ()
     return world(nodes, runs, now_s, limits, launches)
