@@ -265,7 +265,7 @@ ROOM = {
 
 @pytest.mark.parametrize(("now", "kibs"), ROOM.values(), ids=ROOM)
 def test_a_node_says_what_more_fits_if_nothing_is_given_up_for_it(now, kibs):
-    """No shard is moved to where it would take a lease or a copy (ADR 0077)."""
+    """No early copy takes the room of a lease, or of a copy that is held (ADR 0077)."""
     assert kibs * KIB == inventory(now, incarnation=1, sequence=1).room_bytes
 
 

@@ -26,10 +26,10 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     spares,
 )
 from holdfast_services.metadata.domain.drains import Drained, drained
+from holdfast_services.metadata.domain.early_copies import early_copies
 from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Limits, Node, Run
-from holdfast_services.metadata.domain.moves import moves
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
 from holdfast_services.metadata.domain.spare_elements import spare_elements
@@ -54,7 +54,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
-    moves: Mapping[str, Wants] = field(default_factory=dict)
+    early_copies: Mapping[str, Wants] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
     drained: Mapping[str, Drained] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def world(
         bare,
         evidence=evidence,
         repairs=repaired,
-        moves=moves(runs, launches, evidence, live, repaired, now_s),
+        early_copies=early_copies(runs, launches, evidence, live, repaired, now_s),
         drained=kept,
         elements={run.id: elements_to_make(run, evidence[run.id], live) for run in runs},
         shortages={run.id: shortage(run, expected) for run in runs},
@@ -149,13 +149,13 @@ def node_view(all_of_it: World, name: str) -> NodeView:
 
 
 def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> Sequence[Want]:
-    """Return what the node should fetch for ``run``: restores first, moves last.
+    """Return what the node should fetch for ``run``: restores first, early copies last.
 
     A shard may be both: what its ranks load of it may be parts, and they are nobody's copy.
     """
     wanted = restores(run, all_of_it.evidence[run.id], live, name)
-    moved = all_of_it.moves.get(run.id, {}).get(name, ())
-    return (*wanted, *all_of_it.repairs[run.id].get(name, ()), *moved)
+    early = all_of_it.early_copies.get(run.id, {}).get(name, ())
+    return (*wanted, *all_of_it.repairs[run.id].get(name, ()), *early)
 
 
 def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:

@@ -23,8 +23,8 @@ from holdfast.errors import (
 )
 from holdfast_services.metadata.domain import attempts
 from holdfast_services.metadata.domain.advance_run import advance
+from holdfast_services.metadata.domain.early_copies import has_last_step
 from holdfast_services.metadata.domain.model import Limits, Node, Run
-from holdfast_services.metadata.domain.moves import has_last_step
 from holdfast_services.metadata.domain.node_view import World, world
 from holdfast_services.metadata.domain.readmitted_attempt import seat
 from holdfast_services.metadata.storage import Catalogue

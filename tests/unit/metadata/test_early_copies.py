@@ -13,8 +13,8 @@ from holdfast.core.attempts import named_nonce
 from holdfast.core.ids import CheckpointId
 from holdfast.core.node_view import SupersedeRule, WantReason
 from holdfast.core.sources import Memory
+from holdfast_services.metadata.domain.early_copies import EARLY_COPIES_S_MAX, LAST_STEP_S_MAX
 from holdfast_services.metadata.domain.launch import Launch, Member
-from holdfast_services.metadata.domain.moves import LAST_STEP_S_MAX, MOVE_S_MAX
 from holdfast_services.metadata.domain.node_view import node_view, world
 
 STEP = 8
@@ -48,7 +48,7 @@ def begins(cluster, *nodes, number=2, ranks=1, **fields):
     )
 
 
-def moved(cluster, *nodes):
+def early(cluster, *nodes):
     """Return node -> ranks whose shards it should fetch, in that order."""
     return {
         node: [int(want.shard.id.rank) for want in cluster.view(node).wants]
@@ -68,7 +68,7 @@ def grown(cluster):
 def test_nodes_of_the_next_round_fetch_what_they_lack_of_the_last_step(grown):
     view = grown.view("c")
 
-    assert {"a": [1], "b": [0], "c": [0, 1]} == moved(grown, "a", "b", "c")
+    assert {"a": [1], "b": [0], "c": [0, 1]} == early(grown, "a", "b", "c")
     assert {WantReason.REPAIR} == {want.reason for want in view.wants}
     assert [(Memory("a"),), (Memory("b"),)] == [want.sources for want in view.wants]
     assert ["a", "b"] == [want.owner for want in view.wants]
@@ -79,20 +79,20 @@ def test_what_has_come_is_not_wanted_any_more(grown):
     grown.hold("c", STEP, 1, 0, owner="a")
     grown.report("c")
 
-    assert [1] == moved(grown, "c")["c"]
+    assert [1] == early(grown, "c")["c"]
 
 
 def test_a_node_that_has_no_place_fetches_nothing(grown):
     grown.join("d")
 
-    assert {} == moved(grown, "d")
+    assert {} == early(grown, "d")
 
 
 def test_of_a_member_whose_agent_is_not_there_nothing_is_said(grown):
     grown.machines["c"].leaving = True
     grown.report("c")
 
-    assert {"a": [1], "b": [0]} == moved(grown, "a", "b", "c")
+    assert {"a": [1], "b": [0]} == early(grown, "a", "b", "c")
 
 
 NOTHING = {
@@ -107,13 +107,13 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("why", NOTHING)
-def test_nothing_moves_of_a_run_if(grown, why):
+def test_nothing_is_fetched_early_of_a_run_if(grown, why):
     grown.run = NOTHING[why](grown)
 
-    assert {} == moved(grown, "a", "b", "c")
+    assert {} == early(grown, "a", "b", "c")
 
 
-def test_a_step_that_came_after_the_announced_one_is_what_moves(grown):
+def test_a_step_that_came_after_the_announced_one_is_what_is_fetched(grown):
     """The round ends after it too, where the announced one took too long."""
     save(grown, STEP + 1, 1, ("a", "b"), copies=False)
 
@@ -121,7 +121,7 @@ def test_a_step_that_came_after_the_announced_one_is_what_moves(grown):
     assert [(STEP + 1, 0), (STEP + 1, 1)] == [(w.shard.id.step, w.shard.id.rank) for w in wants]
 
 
-def test_a_step_that_was_left_behind_does_not_move(grown):
+def test_a_step_that_was_left_behind_is_not_fetched(grown):
     save(grown, STEP + 1, 1, ("a", "b"), copies=False)
     rule = SupersedeRule(after_step=STEP, below_generation=2)
     grown.run = replace(grown.run, rules=(rule,))
@@ -136,29 +136,29 @@ def test_a_step_that_was_left_behind_does_not_move(grown):
         {"number": 3},
         {"number": 1},
         {"id": "N"},
-        {"began_at_s": 1000.0 - MOVE_S_MAX},
+        {"began_at_s": 1000.0 - EARLY_COPIES_S_MAX},
     ],
     ids=["none is on", "it is a later one", "it is the same one", "another launch", "long ago"],
 )
-def test_nothing_moves_for_a_round_if(grown, fields):
+def test_nothing_is_fetched_early_for_a_round_if(grown, fields):
     begins(grown, "a", "b", "c", **fields)
 
-    assert {} == moved(grown, "a", "b", "c")
+    assert {} == early(grown, "a", "b", "c")
 
 
-def test_nothing_moves_of_a_step_that_lost_a_shard(grown):
+def test_nothing_is_fetched_early_of_a_step_that_lost_a_shard(grown):
     """What is restored then is another one, or comes from the object store."""
     grown.drop("b", STEP, 1, 1)
     grown.report("b")
 
-    assert {} == moved(grown, "a", "b", "c")
+    assert {} == early(grown, "a", "b", "c")
 
 
-def test_the_registration_of_the_next_attempt_ends_all_moves(grown):
+def test_the_registration_of_the_next_attempt_ends_it(grown):
     """The fence: its restore wants what it needs, at its own urgency."""
     nonce = named_nonce("L.2")
     grown.register(0, "a", world=3, nonce=nonce, replicas=0)
-    assert {} == moved(grown, "a", "b", "c")
+    assert {} == early(grown, "a", "b", "c")
 
     for rank, node in ((1, "b"), (2, "c")):
         grown.register(rank, node, world=3, nonce=nonce, replicas=0)
@@ -175,11 +175,11 @@ def test_the_registration_of_the_next_attempt_ends_all_moves(grown):
     ("room", "ranks"),
     [(0, None), (SEGMENT - 1, None), (SEGMENT, [0]), (2 * SEGMENT - 1, [0]), (2 * SEGMENT, [0, 1])],
 )
-def test_no_more_moves_to_a_node_than_it_has_room_for(grown, room, ranks):
+def test_no_more_is_named_than_a_node_has_room_for(grown, room, ranks):
     grown.machines["c"].room_bytes = room
     grown.report("c")
 
-    assert moved(grown, "c").get("c") == ranks
+    assert early(grown, "c").get("c") == ranks
 
 
 def test_runs_of_one_round_share_the_room(grown):
@@ -212,21 +212,21 @@ def test_copies_that_are_made_up_have_their_room_first_and_are_named_once(cluste
     cluster.drop("b", STEP, 1, 0)
     cluster.machines["b"].room_bytes = SEGMENT
     cluster.report("b")
-    assert {"b": [0]} == moved(cluster, "a", "b")
+    assert {"b": [0]} == early(cluster, "a", "b")
 
     begins(cluster, "a", "b", "c")
-    assert {"b": [0], "c": [1, 0]} == moved(cluster, "a", "b", "c"), "a copy of 1 belongs there"
+    assert {"b": [0], "c": [1, 0]} == early(cluster, "a", "b", "c"), "a copy of 1 belongs there"
 
 
-def test_the_room_of_a_copy_that_is_made_up_is_not_given_to_a_move(cluster):
+def test_the_room_of_a_copy_that_is_made_up_is_not_given_to_an_early_one(cluster):
     has_ended(cluster, "a", "b", "c", copies=True)
     cluster.drop("b", STEP, 1, 0)
     cluster.machines["b"].room_bytes = 2 * SEGMENT - 1
     cluster.report("b")
-    assert {"b": [0]} == moved(cluster, "b")
+    assert {"b": [0]} == early(cluster, "b")
 
     begins(cluster, "a", "b", "c")
-    assert {"b": [0]} == moved(cluster, "b"), "and no shard of rank 2"
+    assert {"b": [0]} == early(cluster, "b"), "and no shard of rank 2"
 
 
 def test_nodes_that_lack_the_same_begin_with_another_holder(cluster):
@@ -256,4 +256,4 @@ def test_who_names_its_needs_gets_what_overlaps_its_part(cluster, before, after,
     has_ended(cluster, *before, names_needs=True)
     begins(cluster, *after, ranks=ranks)
 
-    assert needs == moved(cluster, *after)
+    assert needs == early(cluster, *after)

@@ -25,7 +25,7 @@ from holdfast_services.metadata.domain.copies_to_fetch import Wants, want_of
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Node, Run
 
-MOVE_S_MAX = 120.0
+EARLY_COPIES_S_MAX = 120.0
 """So long after a round has begun nodes begin to fetch for it; its ranks come sooner, or never."""
 LAST_STEP_S_MAX = 600.0
 """After it was announced: of a job that has ended since nobody looks for a next round for ever."""
@@ -52,7 +52,7 @@ def has_last_step(run: Run, now_s: float) -> bool:
     return recent and run.announcement is not None and run.announcement.reason.ends_round
 
 
-def moves(
+def early_copies(
     runs: Sequence[Run],
     launches: Sequence[Launch],
     evidence: Mapping[str, Evidence],
@@ -60,7 +60,7 @@ def moves(
     repairs: Mapping[str, Wants],
     now_s: float,
 ) -> Mapping[str, Wants]:
-    """Return run -> node -> copies that the ranks of the next round will need there.
+    """Return run -> node -> copies that ranks of the next round will need there, as is guessed.
 
     No more than a node has room for beside its ``repairs``, so that no copy and no lease is given
     up for them. What is in its repairs already is not named again.
@@ -68,41 +68,40 @@ def moves(
     found: dict[str, Wants] = {}
     left_bytes: dict[str, int] = {}
     for run in runs:
-        launch, key = _next_round(run, launches, now_s), _last_step(run)
+        key = _last_step(run, now_s)
+        launch = _next_round(run, launches, now_s) if key else None
         copies = evidence[run.id].sources.get(key, {}) if key else {}
         if launch is None or not whole(copies):
             continue
         left_bytes = left_bytes or _room(live, repairs)
         beside = repairs.get(run.id, {})
         found[run.id] = {
-            seats.node: _moved(run, copies, seats, turn, beside.get(seats.node, ()), left_bytes)
+            seats.node: _early(run, copies, seats, turn, beside.get(seats.node, ()), left_bytes)
             for turn, seats in enumerate(_seats(launch))
             if seats.node in live
         }
     return found
 
 
-def _next_round(run: Run, launches: Sequence[Launch], now_s: float) -> Launch | None:
-    """Return the launch whose round is on, and whose round before was the run's attempt."""
-    attempt = run.current
-    if attempt is None or not has_last_step(run, now_s):
-        return None
-    for launch in launches:
-        before = launch.nonce_before
-        if not before or named_nonce(before) != attempt.spec.nonce:
-            continue
-        return launch if launch.on and now_s < launch.began_at_s + MOVE_S_MAX else None
-    return None
-
-
-def _last_step(run: Run) -> CheckpointId | None:
+def _last_step(run: Run, now_s: float) -> CheckpointId | None:
     """Return the newest step of the attempt, if that is the announced one, or came after it."""
+    announced = run.announcement
+    if announced is None or not has_last_step(run, now_s):
+        return None
     rows = (row.id for row in run.checkpoints if row.id.generation == run.generation)
     newest = max((key for key in rows if run.usable(key)), default=None)
-    announced = run.announcement
-    if newest is None or announced is None or newest.step < announced.step:
-        return None
-    return newest
+    return newest if newest and newest.step >= announced.step else None
+
+
+def _next_round(run: Run, launches: Sequence[Launch], now_s: float) -> Launch | None:
+    """Return the launch whose round is on, and whose round before was the run's attempt."""
+    nonce = run.current.spec.nonce if run.current else b""
+    for launch in launches:
+        before = launch.nonce_before
+        recent = now_s < launch.began_at_s + EARLY_COPIES_S_MAX
+        if launch.on and recent and before and named_nonce(before) == nonce:
+            return launch
+    return None
 
 
 def _room(live: Mapping[str, Node], repairs: Mapping[str, Wants]) -> dict[str, int]:
@@ -122,7 +121,7 @@ def _seats(launch: Launch) -> Iterator[_Seats]:
         first += member.ranks
 
 
-def _moved(
+def _early(
     run: Run,
     copies: CheckpointCopies,
     seats: _Seats,
@@ -134,12 +133,9 @@ def _moved(
     named = {want.shard.id for want in repaired}
     wanted: list[Want] = []
     for key, item in sorted(copies.items()):
-        there = not item.nodes or seats.node in item.nodes or key in named
-        if (
-            there
-            or not _needs(run, seats, item)
-            or item.shard.length_bytes > left_bytes[seats.node]
-        ):
+        if seats.node in item.nodes or key in named or not _needs(run, seats, item):
+            continue
+        if item.shard.length_bytes > left_bytes[seats.node]:
             continue
         left_bytes[seats.node] -= item.shard.length_bytes
         wanted.append(want_of(item, WantReason.REPAIR, turn))
