@@ -269,6 +269,13 @@ def test_a_node_says_what_more_fits_if_nothing_is_given_up_for_it(now, kibs):
     assert kibs * KIB == inventory(now, incarnation=1, sequence=1).room_bytes
 
 
+def test_what_more_fits_is_no_news_by_itself():
+    """Metadata tells nobody of it: it changes with each slot that is leased."""
+    told = inventory(state(), incarnation=1, sequence=1)
+
+    assert told.lasting() == replace(told, room_bytes=0).lasting()
+
+
 def closed(name):
     slot = writing(name)
     return replace(slot, name=slot.name.to(SlotState.CLOSED))

@@ -121,6 +121,16 @@ def test_a_step_that_came_after_the_announced_one_is_what_is_fetched(grown):
     assert [(STEP + 1, 0), (STEP + 1, 1)] == [(w.shard.id.step, w.shard.id.rank) for w in wants]
 
 
+def test_a_later_step_of_an_attempt_before_is_not_the_last_one(grown):
+    """Nothing says any more that it was left behind, where the catalogue was lost since."""
+    announce(grown, step=STEP + 1)
+    save(grown, STEP + 2, 0, ("a", "b"), copies=False)
+    former = replace(grown.row(STEP, 1), id=CheckpointId(RUN, STEP + 2, 0))
+    grown.run = replace(grown.run, checkpoints=(former, *grown.run.checkpoints), rules=())
+
+    assert {} == early(grown, "a", "b", "c")
+
+
 def test_a_step_that_was_left_behind_is_not_fetched(grown):
     save(grown, STEP + 1, 1, ("a", "b"), copies=False)
     rule = SupersedeRule(after_step=STEP, below_generation=2)

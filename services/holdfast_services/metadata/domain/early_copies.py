@@ -97,9 +97,8 @@ def _next_round(run: Run, launches: Sequence[Launch], now_s: float) -> Launch | 
     """Return the launch whose round is on, and whose round before was the run's attempt."""
     nonce = run.current.spec.nonce if run.current else b""
     for launch in launches:
-        before = launch.nonce_before
         recent = now_s < launch.began_at_s + EARLY_COPIES_S_MAX
-        if launch.on and recent and before and named_nonce(before) == nonce:
+        if launch.on and recent and named_nonce(launch.nonce_before) == nonce:
             return launch
     return None
 
