@@ -176,6 +176,15 @@ def test_a_region_is_made_up_of_one_box_or_of_those_that_have_what_none_before_t
             assert not by_all_pairs(boxes, hole)
 
 
+@pytest.mark.parametrize("others", [0, UNSORTED_COUNT_MAX])
+def test_boxes_that_lie_twice_hide_no_hole_though_they_have_as_many_elements(others):
+    """P1; defect X1: neither where boxes are sorted nor where they are a handful."""
+    boxes = [Box((0,), (2,)), Box((0,), (2,)), Box((4,), (2,))]
+    boxes += [Box((6 + at,), (1,)) for at in range(others)]
+
+    assert Box((2,), (2,)) == Overlaps(boxes).fill(Box((0,), (6,)))[1]
+
+
 @given(asked(), st.integers(0, 20))
 def test_parts_are_chosen_as_by_a_look_at_all(drawn, cut):
     """None is made up, and each is of a file that has it."""

@@ -16,7 +16,7 @@ from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, intersect, whole
 from holdfast.format.byte_ranges import needs
 from holdfast.format.header import parse_header
-from holdfast.format.index import build
+from holdfast.format.index import build, of_some
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 POISON = 0xEE
@@ -121,6 +121,33 @@ def test_of_a_tensor_cut_along_its_first_dim_no_byte_too_many_is_named(rows, wor
     assert named_bytes == count * 3 * 4
 
 
+def test_a_region_of_nothing_takes_nothing_away_from_what_else_is_wanted():
+    index, _, _ = saved([{2}], (5,), world_size=2)
+    wanted = [("w", whole((5,))), ("r0", whole((3,)))]
+
+    assert needs(index, wanted) == needs(index, [*wanted, ("w", Box((0,), (0,)))])
+
+
+def test_shards_are_named_in_order_whatever_the_order_of_what_is_wanted():
+    index, _, _ = saved([{2}], (5,), world_size=2)
+
+    assert [0, 1] == [
+        need.rank for need in needs(index, [("r1", whole((3,))), ("r0", whole((3,)))])
+    ]
+
+
+def test_ranges_are_one_if_they_lie_in_one_part_or_one_begins_where_another_ends(monkeypatch):
+    monkeypatch.setattr(byte_ranges, "PART_BYTES", 16)
+    index, _, _ = saved([set()], (16,), world_size=1)
+    [held] = index.tensor("w").boxes
+    wanted = [("w", Box((at,), (1,))) for at in (11, 0, 3, 4, 12, 9)]
+    [need] = needs(index, wanted)
+    ranges = [(part.begin - held.begin, part.end - held.begin) for part in need.ranges]
+
+    assert held.begin == index.segments[0].data_begin
+    assert [(-held.begin, 20), (36, 52)] == ranges
+
+
 def test_what_several_shards_hold_is_read_from_one():
     identity = [
         SegmentIdentity(id=ShardId("r1", 1, 1, rank), job="j", world_size=2, plan_hash="p")
@@ -146,6 +173,15 @@ def test_what_no_shard_holds_is_named(fqn, region):
 
     with pytest.raises(NotReadyError, match=f"tensor '{fqn}'"):
         needs(index, [(fqn, region)])
+
+
+def test_a_range_of_which_the_first_box_is_missing_is_not_there():
+    """Its last one is: what is found last says nothing of what was looked for before."""
+    _, segments, _ = saved([{1}, set()], (3, 4), world_size=2)
+    header = parse_header(memoryview(segments[1]), len(segments[1]))
+
+    with pytest.raises(NotReadyError, match="tensor 'w'"):
+        needs(of_some([header]), [("w", Box((2,), (8,)))])
 
 
 def test_a_scalar_is_needed_whole():

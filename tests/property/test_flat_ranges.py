@@ -70,7 +70,14 @@ def test_a_range_of_a_huge_tensor_is_taken_apart_without_walking_it():
     assert (1 << 60) - 10 == sum(box.elements_count for box in found)
 
 
-@pytest.mark.parametrize("region", [Box((0,), (13,)), Box((12,), (1,)), Box((0, 0, 0), (1, 1, 1))])
+@pytest.mark.parametrize(
+    "region",
+    [
+        Box((0,), (13,)), Box((12,), (1,)), Box((0, 0, 0), (1, 1, 1)),
+        Box((3, 0), (2, 3)), Box((0, 2), (4, 2)),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_what_is_no_region_of_a_tensor_is_told(region):
     assert not is_inside((4, 3), region)
 

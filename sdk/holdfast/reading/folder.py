@@ -207,7 +207,7 @@ class _Sink:
     def span(part: Part) -> tuple[int, int, int]:
         """Return (number of the segment, begin, end) of the rows that hold ``part``."""
         entry, box = part.entry, part.entry.spec.box
-        if part.box == box or not box.lengths or not box.lengths[0]:
+        if part.box == box:
             return part.number, entry.begin, entry.end
         row_bytes = (entry.end - entry.begin) // box.lengths[0]
         begin = entry.begin + (part.box.offsets[0] - box.offsets[0]) * row_bytes

@@ -14,7 +14,9 @@ from holdfast.errors import (
     AlreadyExistsError,
     CorruptionError,
     DigestMismatchError,
+    NotFoundError,
     OutcomeUnknownError,
+    TruncatedShardError,
     UnavailableError,
 )
 from holdfast.format import keys
@@ -90,16 +92,33 @@ def test_what_fails_on_the_way_leaves_no_upload(kind):
     assert [] == [*store.open_uploads(), *store.list()]
 
 
-def test_a_segment_that_is_not_what_was_sent_gets_no_sidecar(monkeypatch):
+@pytest.mark.parametrize("at", [3, -1], ids=["first part", "last part"])
+def test_a_segment_that_is_not_what_was_sent_gets_no_sidecar(monkeypatch, at):
     store = MemoryStore()
     monkeypatch.setattr(MemoryStore, "checks_parts", False)
-    made = shards_only(store)
+    made = make(store, world_size=1, rows=(PART_BYTES >> 4) + 1).write()
     shard = made.manifest.shards[0]
+    assert PART_BYTES < shard.length_bytes <= 2 * PART_BYTES
     sidecar = made.sidecar(shard)
     store.delete([made.folder.sidecar_key(shard)])
-    made.damage(shard, 3)
+    made.damage(shard, at)
     with pytest.raises(DigestMismatchError):
         put_sidecar(made.folder, sidecar)
+
+    assert made.folder.sidecar_key(shard) not in [found.key for found in store.list()]
+
+
+@pytest.mark.parametrize("checks_parts", [True, False])
+def test_nor_does_a_segment_of_another_length(monkeypatch, checks_parts):
+    """Also where the store has checked each part: those that it has may not be all."""
+    store = MemoryStore()
+    monkeypatch.setattr(MemoryStore, "checks_parts", checks_parts)
+    made = shards_only(store)
+    shard = made.manifest.shards[0]
+    store.delete([made.folder.sidecar_key(shard)])
+    store.put(made.folder.segment_key(shard), made.segments[shard] + b"more")
+    with pytest.raises(TruncatedShardError):
+        put_sidecar(made.folder, made.sidecar(shard))
 
     assert made.folder.sidecar_key(shard) not in [found.key for found in store.list()]
 
@@ -124,6 +143,19 @@ def test_the_index_of_a_plan_is_written_once():
     publish(made.folder, made.manifest, headers=headers)
 
     assert [1] == asked
+
+
+def test_there_is_no_manifest_while_there_can_be_no_index():
+    """Else a save that has failed would be a checkpoint."""
+    made = shards_only(MemoryStore())
+
+    def gone():
+        raise NotFoundError("a segment is gone")
+
+    with pytest.raises(NotFoundError, match="a segment is gone"):
+        publish(made.folder, made.manifest, headers=gone)
+
+    assert f"{made.prefix}{keys.MANIFEST}" not in [found.key for found in made.store.list()]
 
 
 def test_a_lost_answer_is_read_back_and_is_success():

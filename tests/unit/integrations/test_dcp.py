@@ -6,6 +6,7 @@ import inspect
 import pickle
 import threading
 from collections import OrderedDict, deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -234,6 +235,27 @@ def test_what_cannot_be_saved_is_named_and_the_old_checkpoint_stays(tmp_path, st
     assert {"n": 1} == load({"n": 0}, tmp_path / "c")
 
 
+@pytest.mark.parametrize("change", [{"run": "f" * 32}, {"volume": 1}], ids=["run", "rank"])
+def test_a_segment_of_another_save_is_refused_and_the_old_checkpoint_stays(tmp_path, change):
+    class Mixed(HoldfastWriter):
+        def write_data(self, plan, planner):
+            done = super().write_data(plan, planner)
+            told = done.value()
+            sent = told[-1].storage_data
+            shard = replace(sent.sidecar.shard, id=replace(sent.sidecar.shard.id, **change))
+            sent = replace(sent, sidecar=replace(sent.sidecar, shard=shard))
+            told[-1] = replace(told[-1], storage_data=sent)
+            done = torch.futures.Future()
+            done.set_result(told)
+            return done
+
+    save({"n": 1}, tmp_path / "c")
+    with pytest.raises(CheckpointException, match="another save is writing"):
+        dcp.save({"n": 2}, checkpoint_id=tmp_path / "c", storage_writer=Mixed())
+
+    assert {"n": 1} == load({"n": 0}, tmp_path / "c")
+
+
 def test_damage_is_seen_and_nothing_of_it_used(tmp_path):
     save({"t": torch.ones(100)}, tmp_path / "c")
     segment = tmp_path / "c" / "shard-00000-of-00001.safetensors"
@@ -323,6 +345,7 @@ def test_a_save_that_fails_anywhere_leaves_one_of_both_or_nothing_torn(monkeypat
             store.at = 0
         else:
             break
+        assert [] == list(store.open_uploads())
         try:
             found = load({"n": -1, "t": torch.zeros(2)}, "memory:")
         except CheckpointException:

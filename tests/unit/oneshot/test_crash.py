@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -139,6 +140,7 @@ def test_a_crash_while_replacing_costs_the_old_one_only_in_the_exchange(store, a
     replaced = 2 if at + after == OPERATIONS else None
 
     assert readable() == (1 if at + after <= OLD_IS_GONE else replaced)
+    assert ("manifest.json" in store._objects) is (readable() is not None), "it names what is gone"
 
     holdfast.save("memory:", state(3), overwrite=True)
 
@@ -251,8 +253,49 @@ def test_a_save_that_begins_beside_another_puts_nothing_over_what_that_one_has_s
     assert 2 == readable()
 
 
-def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(store, monkeypatch):
-    """Defect C2: the last look; a manifest that speaks of another save's segment is none."""
+def test_what_another_save_finishes_while_room_is_made_does_not_stay(store, monkeypatch):
+    """Readers believe the listing, and nothing would put another file in the place of this one."""
+    begin, delete, theirs = store.begin, store.delete, []
+
+    def begin_both(*args):
+        if not theirs:
+            theirs.append(begin("shard-00001-of-00002.safetensors", 1, PART_BYTES))
+            theirs.append(store.put_part(theirs[0], 0, memoryview(b"x")))
+        return begin(*args)
+
+    def delete_and_finish(keys):
+        delete(keys)
+        if theirs:
+            with suppress(NotFoundError):
+                store.finish(theirs[0], theirs[1:])
+
+    monkeypatch.setattr(store, "begin", begin_both)
+    monkeypatch.setattr(store, "delete", delete_and_finish)
+    holdfast.save("memory:", state(1))
+
+    assert theirs
+    assert [] == list(store.list("shard-00001"))
+
+
+def test_a_save_that_is_refused_leaves_another_one_alone(store):
+    holdfast.save("memory:", state(1))
+    begun = store.begin("shard-00000-of-00001.safetensors", 1, PART_BYTES)
+    with pytest.raises(AlreadyExistsError):
+        holdfast.save("memory:", state(2))
+    with pytest.raises(InvalidRequestError, match="notes are not"):
+        holdfast.save("memory:", state(2), overwrite=True, notes={"x": float("nan")})
+
+    assert [begun.id] == [upload.id for upload in store.open_uploads()]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(
+    store, monkeypatch, whole
+):
+    """Defect C2: the last look; a manifest that speaks of another save's segment is none.
+
+    That of a ``whole`` save, which has replaced ours too, is left alone.
+    """
     plain = MemoryStore.put
 
     def overtaken(key, data, *, if_absent=False):
@@ -262,13 +305,15 @@ def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(store,
         return etag
 
     holdfast.save("memory:", state(2))
-    theirs = {key: made for key, made in store._objects.items() if key != "manifest.json"}
+    theirs = dict(store._objects)
+    if not whole:
+        del theirs["manifest.json"]
     store._objects.clear()
     monkeypatch.setattr(store, "put", overtaken)
     with pytest.raises(ConflictError, match="another save is writing"):
         holdfast.save("memory:", state(1))
 
-    assert readable() is None
+    assert readable() == (2 if whole else None)
 
 
 def test_a_lost_answer_of_the_manifest_is_read_back_and_is_success(store):

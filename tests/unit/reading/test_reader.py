@@ -26,9 +26,11 @@ from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import PART_BYTES, part_digests, root_digest
 from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest
+from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_length, header_template
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.reading import folder as folders
+from holdfast.reading import reader as readers
 from holdfast.reading.files import open_files
 from holdfast.reading.folder import open_folder
 from holdfast.reading.reader import Want
@@ -99,6 +101,57 @@ def test_a_header_that_was_not_fetched_whole_is_not_read(tmp_path):
     _, data, _ = segments()[0]
     with pytest.raises(NotReadyError, match="the header of r1/1/1/0/0 was not fetched"):
         open_files(*parts_of_one(tmp_path, (0, 64), (header_length(data), len(data))))
+
+
+def one_file(folder, spec, *, rank=0, step=1):
+    """A segment with one tensor, all spaces, in a file."""
+    number = ShardId("r1", step, 1, rank)
+    identity = SegmentIdentity(id=number, job="j", world_size=2, plan_hash="p")
+    template = header_template(identity, [spec])
+    data = template.fill(step=step, generation=1, parent=None).ljust(template.length_bytes)
+    path = folder / f"{rank}.seg"
+    path.write_bytes(data)
+    shard = Shard(
+        id=number, job="j", world_size=2, plan_hash="p",
+        length_bytes=len(data), root_digest=root_digest(len(data), part_digests(memoryview(data))),
+    )  # fmt: skip
+    return path, shard
+
+
+W = TensorSpec(fqn="w", dtype="F32", shape=(2, 3), box=Box((0, 0), (1, 3)))
+
+
+@pytest.mark.parametrize("change", [{"dtype": "I32"}, {"shape": (3, 3)}], ids=str)
+def test_segments_that_disagree_about_a_tensor_are_not_read(tmp_path, change):
+    files = [one_file(tmp_path, W), one_file(tmp_path, W._replace(**change), rank=1)]
+
+    with pytest.raises(ManifestError, match="disagree about tensor 'w'"):
+        open_files(files)
+
+
+def test_segments_of_two_checkpoints_are_not_read_as_one(tmp_path):
+    files = [one_file(tmp_path, W), one_file(tmp_path, W, rank=1, step=2)]
+
+    with pytest.raises(InvalidRequestError, match="2 segments are not of one checkpoint"):
+        open_files(files)
+
+
+def test_a_file_of_another_job_is_not_read(tmp_path):
+    path, shard = one_file(tmp_path, W)
+
+    with pytest.raises(ManifestError, match="job differ"):
+        open_files([(path, replace(shard, job="k"))])
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("I8", 4), ("U8", 5)])
+def test_what_is_no_text_is_not_taken_for_one(tmp_path, monkeypatch, dtype, length):
+    monkeypatch.setattr(readers, "BLOB_BYTES_MAX", 4)
+    text = TensorSpec(fqn=blob_name(0), dtype=dtype, shape=(length,), box=whole((length,)))
+    with (
+        open_files([one_file(tmp_path, text)]) as reader,
+        pytest.raises(ManifestError, match="is no text of at most 4 bytes"),
+    ):
+        reader.blob(0)
 
 
 def stored():
@@ -226,9 +279,24 @@ def _twice(reader):
     reader.read([Want(torch.empty(full[n].lengths).byte(), n, full[n]) for n in names])
 
 
+def _inside(reader):
+    """A region ends in an earlier part than one that begins with it; who asks has no order."""
+    asked = (("b", PART_BYTES), ("a", PART_BYTES + 5), ("a", 5), ("a", PART_BYTES + 5))
+    wants = [Want(torch.zeros(n, dtype=torch.uint8), name, whole((n,))) for name, n in asked]
+    reader.read(wants)
+
+    assert all(want.target.eq(ord(" ")).all() for want in wants)
+
+
 @pytest.mark.parametrize(
-    "ask", [_twice, lambda reader: list(reader.tensors(["none", "a", "b"]))], ids=["twice", "empty"]
-)
+    "ask",
+    [
+        _twice, _inside,
+        lambda reader: list(reader.tensors(["none", "a", "b"])),
+        lambda reader: reader.tensor("b"),
+    ],
+    ids=["twice", "inside", "empty", "behind the header"],
+)  # fmt: skip
 def test_what_is_announced_is_what_is_asked_for(monkeypatch, ask):
     """A part that nobody asks for stays first in line, and nothing more is fetched ahead."""
     announced, asked = [], []
@@ -260,6 +328,18 @@ def test_a_header_that_is_not_the_one_that_was_hashed_is_no_header(monkeypatch):
     monkeypatch.setattr(CheckpointFolder, "head", forged)
     with open_folder(folder, manifest) as reader, pytest.raises(ManifestError, match="changed"):
         reader.tensor("w")
+
+
+def test_a_header_of_another_job_is_refused_before_anything_is_read(monkeypatch):
+    folder, manifest = stored()
+    plain = CheckpointFolder.head
+    monkeypatch.setattr(
+        CheckpointFolder,
+        "head",
+        lambda *args: plain(*args).replace(b'"holdfast.job":"j"', b'"holdfast.job":"k"'),
+    )
+    with pytest.raises(ManifestError, match="job differ"):
+        open_folder(folder, manifest)
 
 
 def test_a_damaged_part_is_named():

@@ -162,8 +162,8 @@ class HoldfastWriter(StorageWriter):
             text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             sent.append(_send(store, self._run, len(sent), [(spec, text)], undo))
             make_room(store, {segment.upload.id for segment in sent}, overwrite=self._overwrite)
-            undo.pop_all()
             self._commit(CheckpointFolder(store), sent)
+            undo.pop_all()
 
     def _check_same_save(self, sent: Sequence[SentSegment]) -> None:
         volumes = [segment.sidecar.shard.id.volume for segment in sent]
