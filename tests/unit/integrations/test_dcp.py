@@ -213,6 +213,7 @@ def test_a_checkpoint_may_be_protected_from_being_replaced(tmp_path):
     with pytest.raises(CheckpointException, match="holds a checkpoint already"):
         save({"n": 2}, tmp_path / "c", overwrite=False)
 
+    assert not (tmp_path / "c" / writer.SAVE).exists()
     assert {"n": 1} == load({"n": 0}, tmp_path / "c")
 
 
@@ -350,6 +351,7 @@ def test_a_save_that_fails_anywhere_leaves_one_of_both_or_nothing_torn(monkeypat
             found = load({"n": -1, "t": torch.zeros(2)}, "memory:")
         except CheckpointException:
             seen.append("nothing")
+            assert "manifest.json" not in [each.key for each in store.list()]
             save({"n": 0, "t": torch.zeros(2)}, "memory:")
             continue
         assert torch.equal(torch.full((2,), float(found["n"])), found["t"])
