@@ -41,7 +41,7 @@ class SegmentFile:
             raise UnavailableError(text) from cause
         found = os.fstat(self._file.fileno())
         self.inode = found.st_dev, found.st_ino
-        if found.st_size != shard.length_bytes or found.st_size == 0:
+        if found.st_size != shard.length_bytes:
             self.close()
             raise TruncatedShardError(
                 f"segment {self._key} has {found.st_size} bytes, not {shard.length_bytes}"

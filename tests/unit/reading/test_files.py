@@ -49,6 +49,12 @@ def test_a_file_that_became_shorter_is_refused(located):
         with pytest.raises(TruncatedShardError, match="by now"):
             segments.tensor("m.w")
 
+        target = torch.zeros(64, 8)
+        written = target._version
+        with pytest.raises(TruncatedShardError, match="by now"):
+            segments.read([Want(target, "m.w", whole((64, 8)))])
+    assert target._version > written, "some of it was read"
+
 
 def test_what_was_opened_is_read_though_another_file_has_its_name(located):
     with open_files([located]) as segments:

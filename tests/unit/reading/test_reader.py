@@ -20,6 +20,7 @@ from holdfast.errors import (
     InvalidRequestError,
     ManifestError,
     NotReadyError,
+    TruncatedShardError,
 )
 from holdfast.format import sidecar as sidecars
 from holdfast.format.boxes import Box, whole
@@ -103,11 +104,11 @@ def test_a_header_that_was_not_fetched_whole_is_not_read(tmp_path):
         open_files(*parts_of_one(tmp_path, (0, 64), (header_length(data), len(data))))
 
 
-def one_file(folder, spec, *, rank=0, step=1):
-    """A segment with one tensor, all spaces, in a file."""
+def one_file(folder, *specs, rank=0, step=1):
+    """A segment with these tensors, all spaces, in a file."""
     number = ShardId("r1", step, 1, rank)
     identity = SegmentIdentity(id=number, job="j", world_size=2, plan_hash="p")
-    template = header_template(identity, [spec])
+    template = header_template(identity, specs)
     data = template.fill(step=step, generation=1, parent=None).ljust(template.length_bytes)
     path = folder / f"{rank}.seg"
     path.write_bytes(data)
@@ -134,6 +135,32 @@ def test_segments_of_two_checkpoints_are_not_read_as_one(tmp_path):
 
     with pytest.raises(InvalidRequestError, match="2 segments are not of one checkpoint"):
         open_files(files)
+
+
+def test_a_checkpoint_is_whole_if_it_has_a_segment_of_each_rank(tmp_path):
+    files = [one_file(tmp_path, W, rank=rank) for rank in range(2)]
+    for count in (1, 2):
+        with open_files(files[:count]) as reader:
+            assert (count == 2) is reader.is_whole
+
+
+def test_of_an_empty_tensor_no_bytes_have_to_be_there(tmp_path):
+    """Nobody has asked for any: it lies behind what was not fetched."""
+    path, shard = one_file(
+        tmp_path, W, TensorSpec(fqn="none", dtype="U8", shape=(0,), box=whole((0,)))
+    )
+    held = {shard.id: (ByteRange(begin=0, end=header_length(path.read_bytes())),)}
+    with open_files([(path, shard)], held) as reader:
+        assert (0,) == reader.tensor("none").shape
+
+
+@pytest.mark.parametrize("length", [0, 8])
+def test_a_file_of_another_length_is_not_read_and_not_left_open(tmp_path, length):
+    path, shard = one_file(tmp_path, W)
+    path.write_bytes(bytes(length))
+
+    with pytest.raises(TruncatedShardError, match=f"has {length} bytes, not"):
+        open_files([(path, shard)])
 
 
 def test_a_file_of_another_job_is_not_read(tmp_path):
@@ -315,6 +342,24 @@ def test_what_is_announced_is_what_is_asked_for(monkeypatch, ask):
         ask(reader)
 
     assert [key for key, _ in itertools.groupby(asked)] == announced
+
+
+def test_buffers_are_used_again_whatever_part_they_had():
+    """A short one is given to no other part, and what failed has none."""
+    folder, manifest = parts_apart()
+    [shard] = manifest.shards
+    key = folder.segment_key(shard)
+    data = bytearray(folder.store.get(key, length_bytes_max=shard.length_bytes))
+    data[PART_BYTES] ^= 1
+    folder.store.put(key, bytes(data))
+    with VerifiedParts(folder, manifest.shards, lambda: None, window=2, ahead=1) as parts:
+        for number in (0, 2, 1, 0, 2, 0, 1, 2):
+            if number == 1:
+                with pytest.raises(DigestMismatchError, match="part 1"):
+                    parts.get(0, number)
+            else:
+                begin = number * PART_BYTES
+                assert data[begin : begin + PART_BYTES] == parts.get(0, number)
 
 
 def test_a_header_that_is_not_the_one_that_was_hashed_is_no_header(monkeypatch):
