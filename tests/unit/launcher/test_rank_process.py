@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.servers.nursery import QUICK
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "sdk/holdfast/launcher/rank_process.py"
@@ -31,10 +32,16 @@ SEES = """
 """
 
 
+def environment(quick, *folders):
+    """Return that of both processes; ``quick``: torch is cheap in them and in those they start."""
+    paths = [*([QUICK] if quick else []), ROOT / "sdk", *folders]
+    return {**os.environ, "PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+
+
 class Rank:
     """A process of ours with a script, told to go once it has imported what it is to."""
 
-    def __init__(self, folder, *words, module=False, preload=(), **order):
+    def __init__(self, folder, *words, module=False, preload=(), quick=False, **order):
         self.ready = folder / "marks" / "ready" if preload else None
         (folder / "marks").mkdir(exist_ok=True)
         (folder / "marks" / "last.py").write_text(
@@ -54,8 +61,7 @@ class Rank:
             pass_fds=(theirs.fileno(),), cwd=folder, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={
-                **os.environ, "PYTHONPATH": f"{ROOT / 'sdk'}:{folder / 'marks'}",
-                "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0",
+                **environment(quick, folder / "marks"), "LOCAL_RANK": "0",
             },
         )  # fmt: skip
         theirs.close()
@@ -76,11 +82,11 @@ class Rank:
         return self.process.returncode, out, err
 
 
-def plain(folder, *words, said="", module=False):
+def plain(folder, *words, said="", module=False, quick=False):
     command = [sys.executable, "-u", *(["-m"] if module else []), *words]
     done = subprocess.run(
         command, cwd=folder, input=said, capture_output=True, text=True, timeout=WAIT_S_MAX,
-        check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1"},
+        check=False, env=environment(quick),
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -197,9 +203,9 @@ def test_processes_that_it_starts_find_its_functions(tmp_path):
         """,
     )
 
-    code, out, err = Rank(tmp_path, name, "x", preload=("torch",)).go()
+    code, out, err = Rank(tmp_path, name, "x", preload=("torch",), quick=True).go()
 
-    assert (code, out, err) == plain(tmp_path, name, "x")
+    assert (code, out, err) == plain(tmp_path, name, "x", quick=True)
     assert out.count("[2, 3, 4, 5]") == 3
 
 
@@ -223,15 +229,15 @@ def test_loaders_with_workers_work(tmp_path):
         """,
     )
 
-    code, out, _ = Rank(tmp_path, name, preload=("torch", "torch._dynamo")).go()
+    code, out, _ = Rank(tmp_path, name, preload=("torch", "torch._dynamo"), quick=True).go()
 
     assert code == 0
-    assert out == plain(tmp_path, name)[1]
+    assert out == plain(tmp_path, name, quick=True)[1]
 
 
 def test_where_torch_sees_no_gpu_warm_cuda_is_said_to_do_nothing(tmp_path):
     name = script(tmp_path, "print('trains')")
-    rank = Rank(tmp_path, name, preload=("torch",), warm_cuda=True)
+    rank = Rank(tmp_path, name, preload=("torch",), warm_cuda=True, quick=True)
     assert select.select([rank.process.stderr], [], [], WAIT_S_MAX)[0], "it says so"
     code, out, err = rank.go()
 
