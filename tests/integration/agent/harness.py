@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -265,31 +269,56 @@ class Trainer:
 
     def __init__(self, arena: Path, session: str) -> None:
         self.session = session
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("trainer.py")), str(arena), session],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "sdk")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        (hears, says), (reads, writes) = os.pipe(), os.pipe()
+        _, orders = nursery()
+        socket.send_fds(orders, [f"{arena}\n{session}".encode()], [hears, writes])
+        self._ends = os.pidfd_open(int(orders.recv(64)))
+        os.close(hears)
+        os.close(writes)
+        self._input, self._output = os.fdopen(says, "w"), os.fdopen(reads)
         assert self.read() == "locked"
 
     def read(self) -> str:
-        return self.process.stdout.readline().strip()
+        return self._output.readline().strip()
 
     def ask(self, *words: object) -> str:
         self.send(*words)
         return self.read()
 
     def send(self, *words: object) -> None:
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
+        self._input.write(" ".join(map(str, words)) + "\n")
+        self._input.flush()
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._ends, number)
+
+    def wait(self, wait_s: float) -> bool:
+        """Return once it has ended, or after so long; tell whether it has."""
+        return bool(select.select([self._ends], [], [], wait_s)[0])
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        if self._input.closed:
+            return
+        self.signal(signal.SIGKILL)
+        assert self.wait(WAIT_S), "a trainer that was killed lives on"
+        os.close(self._ends)
+        self._output.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+
+
+@functools.cache
+def nursery() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Return what forks trainers, and how it is told to; it ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("trainer.py"))],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "sdk")},
+            stdin=theirs,
+        )
+    return process, ours
 
 
 def open_session(node: Node, session: str, *, nonce: bytes = b"n" * 16, **fields) -> int:

@@ -173,7 +173,7 @@ def test_a_stopped_trainer_that_wakes_after_its_successor_changes_nothing(node, 
     first = open_session(a, old.session)
     reserve(a, old.session, MIB)
     assert "begun" == old.ask("begin", *lease(a, old.session), 7, first)
-    old.process.send_signal(signal.SIGSTOP)
+    old.signal(signal.SIGSTOP)
 
     new = trainer(a)
     second = open_session(a, new.session, nonce=b"m" * 16)
@@ -184,7 +184,7 @@ def test_a_stopped_trainer_that_wakes_after_its_successor_changes_nothing(node, 
     before = {name: (a.arena / name).read_bytes() for name in a.files("seg")}
 
     old.send("finish")
-    old.process.send_signal(signal.SIGCONT)
+    old.signal(signal.SIGCONT)
     assert "gone" == old.read()
     assert a.view(old.session).fenced
     assert before == {name: (a.arena / name).read_bytes() for name in a.files("seg")}

@@ -1,4 +1,7 @@
-"""A trainer without torch: locks its session, then does what standard input says.
+"""Forks trainers without torch: each locks its session, then does what standard input says.
+
+``python trainer.py`` has a socket as its input: a message names arena and session, and brings the
+trainer's own input and output; the answer is its pid. What it imports all trainers have at once.
 
 ``write SLOT INC STEP GENERATION [SIZE] [RANK] [RUN] [WORLD_SIZE]`` fills and closes; ``begin``
 stops half way and keeps the lock; ``finish`` closes what was begun; each answers with one line.
@@ -10,13 +13,16 @@ import fcntl
 import hashlib
 import mmap
 import os
+import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.format.segment import SegmentIdentity, blob_spec, header_template
 
-arena, session = Path(sys.argv[1]), sys.argv[2]
+ORDER_BYTES_MAX = 4096
 fds: dict[int, tuple[int, mmap.mmap]] = {}
 
 
@@ -43,7 +49,7 @@ def payload(step: int, length: int) -> bytes:
     return (seed * (length // len(seed) + 1))[:length]
 
 
-def begin(slot: str, incarnation: str, step: int, length: int):
+def begin(arena: Path, slot: str, incarnation: str, step: int, length: int):
     name = arena / f"{slot}.{incarnation}.open"
     inode = name.stat().st_ino
     if inode not in fds:
@@ -56,7 +62,7 @@ def begin(slot: str, incarnation: str, step: int, length: int):
     return fd, view, data
 
 
-def finish(begun, held) -> str:
+def finish(arena: Path, begun, held) -> str:
     slot, incarnation, step, generation, length, rank, run, world_size = begun
     fd, view, data = held
     view[length // 2 :] = data[length // 2 :]
@@ -73,7 +79,8 @@ def finish(begun, held) -> str:
     return "closed"
 
 
-def main() -> None:
+def train(arena: Path, session: str) -> None:
+    """Be a trainer until the input ends."""
     lock = os.open(
         arena / "sessions" / session, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
     )
@@ -90,14 +97,45 @@ def main() -> None:
                 int(length), int(rank), run, int(world_size),
             )  # fmt: skip
             try:
-                held = begin(slot, incarnation, int(step), int(length))
+                held = begin(arena, slot, incarnation, int(step), int(length))
             except OSError as error:
                 print(type(error).__name__, flush=True)
                 continue
             if verb == "begin":
                 print("begun", flush=True)
                 continue
-        print(finish(begun, held), flush=True)
+        print(finish(arena, begun, held), flush=True)
+
+
+def live(order: bytes, streams: list[int]) -> None:
+    """Be the process of one trainer."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    arena, session = order.decode().split("\n")
+    try:
+        train(Path(arena), session)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    """Fork trainers until nobody can ask for one any more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    orders = socket.socket(fileno=os.dup(0))
+    while True:
+        order, streams, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, 2)
+        if not order:
+            return
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            live(order, streams)
+        for stream in streams:
+            os.close(stream)
+        orders.send(str(pid).encode())
 
 
 if __name__ == "__main__":
