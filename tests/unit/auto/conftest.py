@@ -5,9 +5,14 @@ import gc
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _known_objects():
+    """Before each test: the first one of a file has imported a library of a million objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _all_objects():
     yield
     gc.unfreeze()
