@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.state import worlds
 
+from holdfast import locks
 from holdfast.core.session import SlotLease
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.pool import SlotPool
@@ -127,3 +129,19 @@ def test_nothing_is_mapped_after_the_end(pool, tmp_path):
     pool.offer([lease(tmp_path, "s1", 1)])
 
     assert not open_files(tmp_path)
+
+
+def test_a_slot_is_locked_until_it_has_the_name_of_one_that_is_closed(tmp_path, monkeypatch):
+    """Without a lock it is nobody's: the agent would take it back."""
+    seen, release = [], locks.release
+    buffer = SlotBuffer.open(tmp_path, worlds.make_slot(tmp_path, "s1", 4096))
+    with monkeypatch.context() as watched:
+        watched.setattr(locks, "release", lambda fd: (seen.append(names(tmp_path)), release(fd)))
+        buffer.close_slot()
+    buffer.drop()
+
+    assert [["s1.1.closed"]] == seen
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
