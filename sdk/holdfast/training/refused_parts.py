@@ -49,8 +49,8 @@ class RefusedParts:
             if path.exists():
                 raise FileExistsError(f"{path} is there already")
             begun.rename(path)
-        except (OSError, CheckpointError) as error:
-            with contextlib.suppress(OSError):
+        except (OSError, ValueError, CheckpointError) as error:  # ValueError: no path at all
+            with contextlib.suppress(OSError, ValueError):
                 begun.unlink(missing_ok=True)
             log.warning("%s: step %d, refused, is not kept: %s", self._who, snapshot.step, error)
         else:

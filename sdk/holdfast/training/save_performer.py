@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from holdfast.training.session import AgentSession
 
 TOUCH_BYTES_PER_S_MIN = 64 << 20
 """How fast a busy machine's agent makes slots, one after the other; idle ones do 1 GiB/s."""
+SUSPECTED_COUNT_MAX = 64
+"""Steps with notes that are not finite: more than copies that nobody has looked at yet."""
 
 log = steady_logger(__name__)
 
@@ -95,7 +98,8 @@ class SavePerformer:
         self._refused_parts: RefusedParts | None = None
         if guard is not None and (folder := guard.kept_in(spec.job)):
             self._refused_parts = RefusedParts(folder, rank=spec.rank, who=self._who)
-        self._suspected: tuple[int, tuple[str, ...]] = (-1, ())
+        # The copy thread may look at one step when training suspects the next.
+        self._suspected: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=SUSPECTED_COUNT_MAX)
         self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
             ev.Warn: self._warn,
             ev.Prepare: self._prepare,
@@ -286,7 +290,7 @@ class SavePerformer:
 
     def suspect(self, step: int, notes: tuple[str, ...]) -> None:
         """Have ``step`` refused for its notes once it is copied, whatever the copy holds."""
-        self._suspected = (step, notes)
+        self._suspected.append((step, notes))
 
     def _looked_at(self, snapshot: Snapshot) -> ev.NonFinite | ev.CopyFailed | None:
         """Return why what was copied is not to be saved, None: nothing speaks against it."""
@@ -296,8 +300,7 @@ class SavePerformer:
             tensors = self._finite.non_finite(snapshot.plan, snapshot.buffer)
         except (CheckpointError, RuntimeError) as error:
             return ev.CopyFailed(snapshot.step, f"it cannot be looked at: {error}")
-        step, notes = self._suspected
-        names = (*notes, *tensors) if step == snapshot.step else tensors
+        names = (*dict(tuple(self._suspected)).get(snapshot.step, ()), *tensors)
         if self._refused_parts is not None:
             self._refused_parts.take(snapshot, refused=bool(names))
         return ev.NonFinite(snapshot.step, names) if names else None

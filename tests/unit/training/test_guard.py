@@ -244,6 +244,24 @@ def test_a_step_whose_loss_is_no_number_is_kept_with_its_finite_weights(tmp_path
     assert ["j/step-2-attempt-1-rank-0.safetensors"] == kept(folder)
 
 
+def test_a_note_counts_for_its_own_step_also_while_the_next_one_is_saved(tmp_path, monkeypatch):
+    """The copy thread may still look at one step when training says what is wrong with the next."""
+    guard = RefuseNonFinite(keep=tmp_path / "kept")
+    with saver_of(tmp_path, {"w": torch.ones(3)}, guard=guard) as saver:
+        leases = (saver.lease(slot="s1"), saver.lease(slot="s2"))
+        saver.on_view(SessionView(version="2", leases=leases))
+        check, said = saver._performer._finite, threading.Event()
+        real = check.non_finite
+        monkeypatch.setattr(check, "non_finite", lambda *a: said.wait(30) and real(*a))
+
+        made = [saver.save(step, {"loss": NAN}) for step in (2, 3)]
+        said.set()
+        assert saver._performer.engine.wait(30)
+        saver._performer.engine.close(30)
+
+    assert [NonFiniteError] * 2 == [type(one._failure) for one in made]
+
+
 def test_a_training_that_goes_on_with_nan_does_not_fill_the_disk(tmp_path):
     state, folder = {"w": torch.ones(1)}, tmp_path / "kept"
     with saver_of(tmp_path, state, guard=RefuseNonFinite(keep=folder)) as saver:
@@ -254,15 +272,15 @@ def test_a_training_that_goes_on_with_nan_does_not_fill_the_disk(tmp_path):
     assert KEPT_COUNT_MAX == len(kept(folder))
 
 
-@pytest.mark.parametrize("there", ["no folder", "the file"])
+@pytest.mark.parametrize("there", ["no folder", "the file", "no name"])
 def test_what_cannot_be_kept_is_refused_all_the_same_and_nothing_is_replaced(
     tmp_path, caplog, there
 ):
-    folder = tmp_path / "kept"
+    folder = tmp_path / ("kept\0" if there == "no name" else "kept")
     name = folder / "j" / "step-2-attempt-1-rank-0.safetensors"
     if there == "no folder":
         folder.write_text("a file")
-    else:
+    elif there == "the file":
         name.parent.mkdir(parents=True)
         name.write_text("another's")
 
