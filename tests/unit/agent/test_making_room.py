@@ -269,6 +269,18 @@ def test_a_node_says_what_more_fits_if_nothing_is_given_up_for_it(now, kibs):
     assert kibs * KIB == inventory(now, incarnation=1, sequence=1).room_bytes
 
 
+@pytest.mark.parametrize(
+    "reason", [WantReason.REPAIR, WantReason.RESTORE], ids=lambda reason: reason.name
+)
+def test_a_copy_on_its_way_is_room_for_who_takes_it_off_itself(reason):
+    """Else the same copy would be wanted, then not, while it comes, and its tries forgotten."""
+    coming = replace(free("s1", 3 * KIB, Work.FETCHING), filling=shard(9).id)
+    now = replace(state(coming), view=told(wants=wanted(9, reason)).view)
+
+    expected = 16 if reason is WantReason.REPAIR else 13
+    assert expected * KIB == inventory(now, incarnation=1, sequence=1).room_bytes
+
+
 def test_what_more_fits_is_no_news_by_itself():
     """Metadata tells nobody of it: it changes with each slot that is leased."""
     told = inventory(state(), incarnation=1, sequence=1)

@@ -267,3 +267,17 @@ def test_who_names_its_needs_gets_what_overlaps_its_part(cluster, before, after,
     begins(cluster, *after, ranks=ranks)
 
     assert needs == early(cluster, *after)
+
+
+@pytest.mark.parametrize(
+    ("room", "named"), [(2 * SEGMENT - 1, []), (2 * SEGMENT, [0])], ids=["too little", "enough"]
+)
+def test_a_guess_leaves_room_for_all_that_it_may_have_missed(cluster, room, named):
+    """No restore waits for the room of a copy that nobody needs: it is of the very step."""
+    has_ended(cluster, "a", "b", names_needs=True)
+    begins(cluster, "x", "y")
+    for node in "xy":
+        cluster.machines[node].room_bytes = room
+        cluster.report(node)
+
+    assert named == early(cluster, "x").get("x", [])

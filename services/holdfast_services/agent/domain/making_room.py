@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState
-from holdfast.core.node_view import RunView
+from holdfast.core.node_view import RunView, WantReason
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import ExhaustedError, PreconditionError
@@ -21,15 +21,19 @@ from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Wo
 def room_bytes(state: State) -> int:
     """Return what more fits, at least 0, beside all that is held, leased, or will be.
 
-    Free slots are dropped for it, and nothing else.
+    Free slots are dropped for it, and nothing else. Copies that are on their way count as room
+    until they are here: metadata, which wants them, takes them off.
     """
+    wants = state.view.wants if state.view else ()
+    repairs = {want.shard.id for want in wants if want.reason is WantReason.REPAIR}
+    coming = sum(slot.length_bytes for slot in state.slots.values() if slot.filling in repairs)
     free = sum(slot.length_bytes for slot in state.slots.values() if slot.idle_free)
     wanted = sum(
         session.reservation.length_bytes * slot_rules.quota_left(state, session)
         for session in state.sessions.values()
         if session.active and session.reservation is not None
     )
-    return max(state.budget_bytes - state.used_bytes + free - wanted, 0)
+    return max(state.budget_bytes - state.used_bytes + free + coming - wanted, 0)
 
 
 def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:

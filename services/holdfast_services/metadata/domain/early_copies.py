@@ -4,7 +4,8 @@ Once the last step of a round is committed, and another round has begun, it is k
 restored and where, seconds before a rank can ask for it. It follows from the launch and the run
 alone: with the registration of the next attempt the run is not of the round before any more.
 
-A wrong guess costs bytes and nothing else: ranks say what they need all the same.
+A wrong guess costs bytes and nothing else: ranks say what they need all the same, and where they
+do, nothing is fetched early on a node that has no room for all of the step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from holdfast.core.node_view import Want, WantReason
 from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,
     Evidence,
-    ShardCopies,
     whole,
 )
 from holdfast_services.metadata.domain.copies_to_fetch import Wants, want_of
@@ -130,9 +130,16 @@ def _early(
 ) -> tuple[Want, ...]:
     """Return what a node should fetch, and take it from what it has left."""
     named = {want.shard.id for want in repaired}
+    lacked = [
+        item
+        for key, item in sorted(copies.items())
+        if seats.node not in item.nodes and key not in named
+    ]
+    if _is_guess(run) and sum(i.shard.length_bytes for i in lacked) > left_bytes[seats.node]:
+        return ()  # what was guessed wrongly would stand where a restore puts what it needs
     wanted: list[Want] = []
-    for key, item in sorted(copies.items()):
-        if seats.node in item.nodes or key in named or not _needs(run, seats, item):
+    for item in lacked:
+        if _is_guess(run) and not seats.overlap(item.shard.id.rank, item.shard.world_size):
             continue
         if item.shard.length_bytes > left_bytes[seats.node]:
             continue
@@ -141,8 +148,6 @@ def _early(
     return tuple(wanted)
 
 
-def _needs(run: Run, seats: _Seats, item: ShardCopies) -> bool:
-    """Tell whether ranks will need a shard: any, unless they name what they need of it."""
-    attempt = run.attempt
-    named = attempt is not None and attempt.spec.names_needs
-    return not named or seats.overlap(item.shard.id.rank, item.shard.world_size)
+def _is_guess(run: Run) -> bool:
+    """Tell whether ranks name what they need: if not, they need all."""
+    return run.attempt is not None and run.attempt.spec.names_needs
