@@ -159,9 +159,9 @@ OF_ROOM = (
     mutant(
         "N23 parts: repair",
         "a shard that is loaded in parts is asked for as a lost copy too",
-        ("metadata/domain/node_view.py", "*all_of_it.repairs[run.id].get(name, ()))",
+        ("metadata/domain/node_view.py", "*all_of_it.repairs[run.id].get(name, ()), *early)",
          ("*(lost for lost in all_of_it.repairs[run.id].get(name, ()) if lost.shard not in "
-          "[want.shard for want in wanted]))")),
+          "[want.shard for want in wanted]), *early)")),
     ),
     mutant(
         "N4 room: leases",
