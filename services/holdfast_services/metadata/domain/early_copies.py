@@ -149,5 +149,5 @@ def _early(
 
 
 def _is_guess(run: Run) -> bool:
-    """Tell whether ranks name what they need: if not, they need all."""
+    """Tell whether what ranks will need is not known: they name it, else they need all."""
     return run.attempt is not None and run.attempt.spec.names_needs
