@@ -1,5 +1,6 @@
 """The ranks of a save leave each other a word; each is played here in turn, or by a thread."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -284,15 +285,20 @@ def test_a_save_that_fails_over_another_leaves_nothing_beside_it(tmp_path, words
 
 def test_ranks_that_differ_in_what_is_saved_once_for_all_are_told_by_name(tmp_path, words):
     """Otherwise a restore would give all ranks the value of rank 0."""
-    with pytest.raises(InvalidRequestError, match=r"ranks 0 and 1 differ in 'groups.d', 'more'"):
-        both(tmp_path, words, part(alike={"groups.d": "1", "same": "3"}),
-             part(alike={"groups.d": "2", "same": "3", "more": "4"}))  # fmt: skip
+    with pytest.raises(InvalidRequestError, match=r"differ in 'groups.d', 'one', 'other'"):
+        both(tmp_path, words, part(alike={"groups.d": "1", "same": "3", "one": "4"}),
+             part(alike={"groups.d": "2", "same": "3", "other": "4"}))  # fmt: skip
 
     assert not Path(tmp_path, "latest").exists()
 
 
-@pytest.mark.parametrize(("number", "rank"), [(5, 1), (1, 2)], ids=["another save", "another rank"])
-def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(tmp_path, words, number, rank):
+@pytest.mark.parametrize(
+    ("number", "rank", "size"), [(5, 1, 3), (1, 2, 3), (1, 1, 4)],
+    ids=["another save", "another rank", "another world"],
+)  # fmt: skip
+def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(
+    tmp_path, words, number, rank, size
+):
     """Words come from the network. It is said of whom, before others are waited for in vain."""
     told = Board(words, save(tmp_path, number).run)
     told.tell("begun", {"beside": False})
@@ -301,12 +307,95 @@ def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(tmp_path, w
     heard.tell("2", {"error": "it is not asked for"})
 
     def other_is_sent():
-        commit(save(tmp_path, number), World(rank, 3), words, part())
+        commit(save(tmp_path, number), World(rank, size), words, part())
         heard.tell("1", told.told(str(rank)))
         return part()()
 
     with pytest.raises(ConflictError, match="rank 1 tells of another save"):
         commit(save(tmp_path), World(0, 3), words, other_is_sent)
+
+
+def test_an_upload_of_another_save_is_not_taken_for_what_a_rank_has_sent(tmp_path, words):
+    """It may have the same name, where two jobs save into one folder."""
+    board = Board(words, save(tmp_path).run)
+
+    def other_has_sent():
+        board.tell("over", {})
+        commit(save(tmp_path), World(1, 2), words, part())
+        board.forget(["over"])
+        board.tell("1", {**board.told("1"), "upload": "0" * 32})
+        return part()()
+
+    with pytest.raises(ConflictError, match="what rank 1 has sent is not in"):
+        commit(save(tmp_path), World(0, 2), words, other_has_sent)
+
+
+def test_no_rank_hears_that_a_save_has_begun_before_the_folder_is_swept(
+    tmp_path, words, monkeypatch
+):
+    """What it sends would be swept out with the rest."""
+    seen, sweep, board = [], committing.sweep, Board(words, save(tmp_path).run)
+
+    def heard_and_swept(store, **how):
+        seen.append(board.told("begun"))
+        sweep(store, **how)
+
+    monkeypatch.setattr(committing, "sweep", heard_and_swept)
+    commit(save(tmp_path), World(0, 1), words, part())
+
+    assert [None] == seen
+    assert {"beside": False} == board.told("begun")
+
+
+class KilledError(BaseException):
+    """The process has ended."""
+
+
+@pytest.mark.parametrize(
+    ("at", "dies", "tag"),
+    [
+        ("replace", "before", "again"), ("replace", "after", "again"),
+        ("write_latest", "before", "again"), ("write_latest", "after", "again"),
+        ("write_latest", "before", "new"), ("write_latest", "after", "new"),
+        ("discard", "before", "again"),
+    ],
+)  # fmt: skip
+def test_latest_names_a_tag_once_all_of_it_is_in_its_place(tmp_path, monkeypatch, at, dies, tag):
+    """DeepSpeed's own files as well: what looks for them finds nothing of an older save."""
+    commit(save(tmp_path, 1, "again"), World(0, 1), None, part(1.0))
+    commit(save(tmp_path, 2, "other"), World(0, 1), None, part(2.0))
+    step, new, marked = getattr(placing, at), tmp_path / tag, []
+
+    def killed(*where):
+        marked.append(Path(where[0] if at == "replace" else new, MARKER).exists())
+        if dies == "after":
+            step(*where)
+        raise KilledError
+
+    monkeypatch.setattr(placing, at, killed)
+    with pytest.raises(KilledError):
+        commit(save(tmp_path, 3, tag), World(0, 1), None, part(3.0))
+
+    assert [True] == marked
+    assert (1.0 if (at, dies) == ("replace", "before") else 3.0) == loaded(new)
+    named = tag if at == "discard" or (at, dies) == ("write_latest", "after") else "other"
+    assert named == Path(tmp_path, "latest").read_text()
+
+
+def test_the_name_in_latest_is_on_disk_before_it_takes_the_place_of_the_one_before(
+    tmp_path, monkeypatch
+):
+    """A kill, or a machine that fails, leaves one of both, never a part of a name."""
+    seen, latest = [], tmp_path / "latest"
+    latest.write_text("before")
+    fsync = os.fsync
+    monkeypatch.setattr(
+        placing.os, "fsync", lambda fd: (seen.append(latest.read_text()), fsync(fd))
+    )
+    placing.write_latest(str(tmp_path), "after")
+
+    assert ["before"] == seen
+    assert "after" == latest.read_text()
 
 
 def test_what_other_saves_leave_is_gone_before_one_needs_its_room_and_when_it_ends(tmp_path):

@@ -252,7 +252,7 @@ def _sent_by(
         raise ConflictError(f"rank {rank} tells of another save: {shard.id.key}")
     key = folder.segment_key(shard)
     for upload in folder.store.open_uploads(key):
-        if upload.key == key and upload.id == told.get("upload"):
+        if upload.id == told.get("upload"):
             resumed = folder.store.resume(
                 upload, shard.length_bytes, upload_part_bytes(shard.length_bytes)
             )
