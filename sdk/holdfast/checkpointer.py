@@ -37,7 +37,7 @@ from holdfast.policy import (
 from holdfast.state.capture import Capture
 from holdfast.state.left_out import check_follows
 from holdfast.training import launch
-from holdfast.training.ending import has_failed
+from holdfast.training.ending import CLOSE_S_MAX, FAILED_CLOSE_S_MAX, has_failed
 from holdfast.training.job_terms import Terms, check_arguments
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
@@ -50,9 +50,6 @@ from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
 
 __all__ = ["Checkpointer", "Decided", "Restored", "SaveHandle"]
-
-CLOSE_S_MAX = 30.0
-FAILED_CLOSE_S_MAX = 2.0
 
 OnFailure = Literal["degrade", "warn", "raise"]
 
@@ -421,6 +418,8 @@ class Checkpointer:
     def _at_exit(self, error: BaseException | None = None) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
         failed = has_failed(error)
+        if failed and self._saver is not None:
+            self._saver.await_kept(CLOSE_S_MAX)  # nobody could find out any more what was broken
         self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX, in_order=not failed)
 
     def _end(self, timeout_s: float, *, in_order: bool = False) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from holdfast.integrations.planned_job import CLOSE_S_MAX, PlannedJob
+from holdfast.integrations.planned_job import PlannedJob
 from holdfast.policy import Parity, Policy, Replicas, Retention
+from holdfast.training.ending import CLOSE_S_MAX
 from holdfast.training.restore import Decided
 from holdfast.training.save_handle import SaveHandle
 

@@ -36,7 +36,7 @@ from holdfast.policy import (
 )
 from holdfast.state.given import Given
 from holdfast.training import launch
-from holdfast.training.ending import has_failed
+from holdfast.training.ending import CLOSE_S_MAX, FAILED_CLOSE_S_MAX, has_failed
 from holdfast.training.job_terms import Terms
 from holdfast.training.late_restore import LateRestore
 from holdfast.training.restore import Decided, timeout
@@ -46,8 +46,6 @@ from holdfast.training.session import AgentSession
 
 SLOT_S_MAX = 120.0
 """How long a save may wait for a slot: it runs beside training, or its caller waits for it."""
-CLOSE_S_MAX = 30.0
-FAILED_CLOSE_S_MAX = 2.0
 COMMIT_S_MAX = 60.0
 """How long a save waits for its commit. Later, it may still be committed."""
 

@@ -89,12 +89,18 @@ class SlotPool:
             return buffer.is_writing and buffer.in_copy
 
     def put_back(self, buffer: SlotBuffer) -> None:
-        """Return a slot that was taken and not closed: the next save may write it."""
+        """Return a slot that was taken and not closed: the next save may write it.
+
+        Once the pool is closed there is none: the slot is dropped.
+        """
         with self._changed:
             buffer.in_copy = False
-            if self._buffers.get(buffer.slot) is buffer and buffer.is_writing:
+            known = self._buffers.get(buffer.slot) is buffer
+            if known and buffer.is_writing and not self._closed:
                 self._ready.add(buffer.slot)
                 self._changed.notify_all()
+            elif known:
+                self._drop(buffer.slot)
             else:
                 buffer.drop()
 

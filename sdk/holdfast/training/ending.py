@@ -10,6 +10,10 @@ from __future__ import annotations
 import signal
 import sys
 
+CLOSE_S_MAX = 30.0
+FAILED_CLOSE_S_MAX = 2.0
+"""Where the script has failed: a launcher waits to start it again."""
+
 exited_with_error = False
 """Whether the script has ended by an exit with an error; its launcher's ``rank_process`` sets it.
 

@@ -59,7 +59,8 @@ class SavePerformer:
 
     If all is eager it is called on the training thread, inside the action ``Begin``.
 
-    ``plan`` is the plan of the newest save; ``latest`` the snapshot that was begun last.
+    ``plan`` is the plan of the newest save; ``latest`` the snapshot that was begun last;
+    ``refused_parts`` keeps what the guard refuses, None: nothing is kept.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class SavePerformer:
         self._arena = arena
         self._devices = devices
         self._on_end = on_end
-        self._refused_parts: RefusedParts | None = None
+        self.refused_parts: RefusedParts | None = None
         if guard is not None and (folder := guard.kept_in(spec.job)):
-            self._refused_parts = RefusedParts(folder, rank=spec.rank, who=self._who)
+            self.refused_parts = RefusedParts(
+                folder, rank=spec.rank, who=self._who, tell=self._tell_unkept
+            )
         # The copy thread may look at one step when training suspects the next.
         self._suspected: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=SUSPECTED_COUNT_MAX)
         self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
@@ -214,6 +217,15 @@ class SavePerformer:
         )
         self._session.post(event=event)
 
+    def _tell_unkept(self, message: str) -> None:
+        """Tell people that what was refused is not kept; on any thread."""
+        context = {"rank": str(self._spec.rank)}
+        job = self._spec.job
+        event = Event(
+            kind="keep_failed", severity="warning", message=message, job=job, context=context
+        )
+        self._session.post(event=event)
+
     def _give_up_copy(self, action: ev.GiveUpCopy) -> None:
         self.engine.abandon(action.reason)
 
@@ -281,12 +293,19 @@ class SavePerformer:
             self._on_end(ev.CopyFailed(snapshot.step, snapshot.reason))
             return
         refused = self._looked_at(snapshot)
-        if refused is not None:
+        if not self._is_kept(snapshot, refused) and refused is not None:
             self.pool.put_back(snapshot.buffer)
-            self._on_end(refused)
-            return
-        self._closing[snapshot.step] = snapshot
-        self._on_end(ev.Copied(snapshot.step))
+        if refused is None:
+            self._closing[snapshot.step] = snapshot
+        self._on_end(refused or ev.Copied(snapshot.step))
+
+    def _is_kept(self, snapshot: Snapshot, refused: ev.NonFinite | ev.CopyFailed | None) -> bool:
+        """Have what is refused written; True: its slot is put back once that has read it."""
+        if self.refused_parts is None or isinstance(refused, ev.CopyFailed):
+            return False
+        return self.refused_parts.take(
+            snapshot, refused=refused is not None, let_go=self.pool.put_back
+        )
 
     def suspect(self, step: int, notes: tuple[str, ...]) -> None:
         """Have ``step`` refused for its notes once it is copied, whatever the copy holds."""
@@ -301,8 +320,6 @@ class SavePerformer:
         except (CheckpointError, RuntimeError) as error:
             return ev.CopyFailed(snapshot.step, f"it cannot be looked at: {error}")
         names = (*dict(tuple(self._suspected)).get(snapshot.step, ()), *tensors)
-        if self._refused_parts is not None:
-            self._refused_parts.take(snapshot, refused=bool(names))
         return ev.NonFinite(snapshot.step, names) if names else None
 
     def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:

@@ -179,14 +179,16 @@ class Saver:
         note = self._note(step, notes)
         with self._lock:  # the watch thread tells the handles what is new
             made = self._handles.make(step)
+        suspects: tuple[str, ...] = ()
         if self._guard is not None and (bad := self._guard.bad_notes(notes)):
             named = tuple(f"notes[{name!r}]" for name in bad)
             if self._guard.keep is None:
                 self._handle(ev.NonFinite(step, named))
                 return made
             self._performer.suspect(step, named)
+            suspects = named
         made.on_wait = partial(self._pay, step)
-        self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
+        self._try(step, ev.Due(step, note, bool(self._session.lost_agent), suspects))
         if self._doubts is not None:
             self._doubts.begun(step, self._state.author.run, self._state.author.generation)
         self._cost(made, time.perf_counter() - started_s)
@@ -344,6 +346,11 @@ class Saver:
         if self._doubts is not None:
             self._doubts.hear(view)
 
+    def await_kept(self, timeout_s: float) -> None:
+        """Wait, bounded, until what was refused is written for people, if something is."""
+        if self._performer.refused_parts is not None:
+            self._performer.refused_parts.wait(timeout_s)
+
     def close(self, timeout_s: float, *, save_last: bool = False) -> CheckpointError | None:
         """Wait, bounded, until the newest save is as safe as it can be; return why it is not.
 
@@ -383,6 +390,8 @@ class Saver:
                 why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
                 error = type(cause)(f"training ends, but {cause.message}{why}", step=newest.step)
         performer.engine.close(left_s())
+        if performer.refused_parts is not None:
+            performer.refused_parts.close(left_s())
         self._settle_stall()
         self._session.report(self._with_stall)
         self._handle(ev.Closing())

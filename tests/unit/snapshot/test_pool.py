@@ -131,6 +131,16 @@ def test_nothing_is_mapped_after_the_end(pool, tmp_path):
     assert not open_files(tmp_path)
 
 
+def test_a_slot_that_comes_back_after_the_end_is_let_go(pool, tmp_path):
+    """Who still read it had a folder that hung; a process that lives on would hold it for ever."""
+    pool.offer([lease(tmp_path, "s1", 1)])
+    taken = pool.acquire("p", 0.0)
+    pool.close()
+    pool.put_back(taken)
+
+    assert not open_files(tmp_path)
+
+
 def test_a_slot_is_locked_until_it_has_the_name_of_one_that_is_closed(tmp_path, monkeypatch):
     """Without a lock it is nobody's: the agent would take it back."""
     seen, release = [], locks.release

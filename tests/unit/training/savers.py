@@ -7,7 +7,7 @@ import torch
 
 from holdfast.copying.cuda import CUDA
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.session import SlotLease
+from holdfast.core.session import SessionView, SlotLease
 from holdfast.state.capture import Capture
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
@@ -75,3 +75,14 @@ def stepped(weight):
     weight.grad = torch.ones(3)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     return {"model": torch.nn.ParameterList([weight]), "optimizer": optimizer}
+
+
+def outcome(saver, step, notes=None, *, slot="s1", incarnation=1):
+    """Save ``step`` into a leased slot; return why it failed, None if its slot was closed."""
+    lease = saver.lease(slot=slot, incarnation=incarnation)
+    saver.on_view(SessionView(version=f"{step}", leases=(lease,)))
+    made = saver.save(step, notes)
+    assert saver._performer.engine.wait(30)
+    saver._performer.engine.close(30)  # the thread has done all that it was given
+    saver.await_kept(30)
+    return made._failure

@@ -5,32 +5,23 @@ import threading
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.unit.training.savers import saver_of, stepped
+from tests.unit.training.savers import outcome, saver_of, stepped
 
 import holdfast
-from holdfast.core.session import SessionView
-from holdfast.errors import InvalidRequestError, NonFiniteError, PreconditionError
-from holdfast.format.names import unranked
+from holdfast.errors import (
+    InvalidRequestError,
+    NonFiniteError,
+    PreconditionError,
+    StaleGenerationError,
+)
 from holdfast.guards import RefuseNonFinite, checked_guard
 from holdfast.snapshot.finite_check import NAMES_COUNT_MAX, SPAN_BYTES_MAX
-from holdfast.training.refused_parts import KEPT_COUNT_MAX
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine.rules import handle
 from holdfast.training.save_machine.state import Author, SaveState
 
 NAN, INF = float("nan"), float("inf")
 GUARD = RefuseNonFinite()
-
-
-def outcome(saver, step, notes=None, *, slot="s1", incarnation=1):
-    """Save ``step`` into a leased slot; return why it failed, None if its slot was closed."""
-    lease = saver.lease(slot=slot, incarnation=incarnation)
-    saver.on_view(SessionView(version=f"{step}", leases=(lease,)))
-    made = saver.save(step, notes)
-    assert saver._performer.engine.wait(30)
-    saver._performer.engine.close(30)  # the thread has done all that it was given
-    return made._failure
 
 
 def saved(folder, state, guard=GUARD):
@@ -202,97 +193,6 @@ def test_as_many_refusals_in_a_row_as_it_takes_stop_training(tmp_path):
             saver.check_refusals()
 
 
-# -- what is kept to be looked at ------------------------------------------------------------------
-
-
-def kept(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
-
-
-def test_the_first_of_refusals_in_a_row_is_kept_as_a_file_that_others_open(tmp_path):
-    """Bit for bit as it was in its slot, with what is finite beside it; a finite one ends a row."""
-    state = {"w": torch.tensor([1.5, NAN]), "other": torch.arange(5)}
-    folder = tmp_path / "kept"
-    with saver_of(tmp_path, state, guard=RefuseNonFinite(keep=str(folder))) as saver:
-        first = outcome(saver, 2)
-        second = outcome(saver, 3, slot="s2")
-        state["w"][1] = 2.0
-        whole = outcome(saver, 4, slot="s3")
-        state["w"][1] = INF
-        third = outcome(saver, 5, slot="s4")
-
-    assert [NonFiniteError, NonFiniteError, type(None), NonFiniteError] == [
-        type(failure) for failure in (first, second, whole, third)
-    ]
-    names = [f"j/step-{step}-attempt-1-rank-0.safetensors" for step in (2, 5)]
-    assert names == kept(folder)
-    found = {unranked(key): tensor for key, tensor in load_file(folder / names[0]).items()}
-    assert found["w"][0] == 1.5
-    assert found["w"][1].isnan()
-    assert torch.equal(found["other"], torch.arange(5))
-
-
-def test_a_step_whose_loss_is_no_number_is_kept_with_its_finite_weights(tmp_path):
-    """What it was computed with is what one looks for; the note of one step counts for that one."""
-    folder = tmp_path / "kept"
-    with saver_of(tmp_path, {"w": torch.ones(3)}, guard=RefuseNonFinite(keep=folder)) as saver:
-        refused = outcome(saver, 2, {"loss": NAN})
-        after = outcome(saver, 3, {"loss": 0.5}, slot="s2")
-
-    assert refused.message == "step 2 is refused: NaN or infinity in notes['loss']"
-    assert after is None
-    assert ["j/step-2-attempt-1-rank-0.safetensors"] == kept(folder)
-
-
-def test_a_note_counts_for_its_own_step_also_while_the_next_one_is_saved(tmp_path, monkeypatch):
-    """The copy thread may still look at one step when training says what is wrong with the next."""
-    guard = RefuseNonFinite(keep=tmp_path / "kept")
-    with saver_of(tmp_path, {"w": torch.ones(3)}, guard=guard) as saver:
-        leases = (saver.lease(slot="s1"), saver.lease(slot="s2"))
-        saver.on_view(SessionView(version="2", leases=leases))
-        check, said = saver._performer._finite, threading.Event()
-        real = check.non_finite
-        monkeypatch.setattr(check, "non_finite", lambda *a: said.wait(30) and real(*a))
-
-        made = [saver.save(step, {"loss": NAN}) for step in (2, 3)]
-        said.set()
-        assert saver._performer.engine.wait(30)
-        saver._performer.engine.close(30)
-
-    assert [NonFiniteError] * 2 == [type(one._failure) for one in made]
-
-
-def test_a_training_that_goes_on_with_nan_does_not_fill_the_disk(tmp_path):
-    state, folder = {"w": torch.ones(1)}, tmp_path / "kept"
-    with saver_of(tmp_path, state, guard=RefuseNonFinite(keep=folder)) as saver:
-        for step in range(2, 2 * KEPT_COUNT_MAX + 6):
-            state["w"][0] = NAN if step % 2 else 1.0
-            outcome(saver, step, slot=f"s{step}")
-
-    assert KEPT_COUNT_MAX == len(kept(folder))
-
-
-@pytest.mark.parametrize("there", ["no folder", "the file", "no name"])
-def test_what_cannot_be_kept_is_refused_all_the_same_and_nothing_is_replaced(
-    tmp_path, caplog, there
-):
-    folder = tmp_path / ("kept\0" if there == "no name" else "kept")
-    name = folder / "j" / "step-2-attempt-1-rank-0.safetensors"
-    if there == "no folder":
-        folder.write_text("a file")
-    elif there == "the file":
-        name.parent.mkdir(parents=True)
-        name.write_text("another's")
-
-    failure = saved(tmp_path, {"w": torch.tensor([NAN])}, RefuseNonFinite(keep=folder))
-
-    assert isinstance(failure, NonFiniteError)
-    assert "step 2, refused, is not kept" in caplog.text
-    if there == "the file":
-        assert [name.name] == [path.name for path in name.parent.iterdir()]
-        assert "another's" == name.read_text()
-
-
 # -- the rules ------------------------------------------------------------------------------------
 
 STATE = SaveState(Author("j", "r", 1, 0))
@@ -320,6 +220,29 @@ def test_a_copy_that_was_given_up_and_then_refused_is_abandoned_once():
     state, actions = handle(state, ev.NonFinite(5, ("w",)), now_s=0.0)
 
     assert (None, []) == (state.hanging, actions)
+
+
+def test_a_step_that_is_refused_for_its_notes_counts_once_whatever_else_befalls_it():
+    """Its copy hangs, is given up, and then ends after all and is looked at."""
+    state, _ = handle(STATE, ev.Due(5, suspects=("notes['loss']",)), now_s=0.0)
+    state = state._replace(copying=5)
+
+    state, actions = handle(state, ev.CopyGivenUp(5, "slow"), now_s=0.0)
+
+    assert isinstance(state.failure, NonFiniteError)
+    assert "save_refused" == next(a for a in actions if isinstance(a, ev.Post)).event.kind
+    assert 1 == state.refused_count
+    state, _ = handle(state, ev.NonFinite(5, ("notes['loss']", "w")), now_s=0.0)
+    assert (1, ("notes['loss']", "w")) == (state.refused_count, state.refused_names)
+    state, _ = handle(state, ev.NonFinite(6, ("w",)), now_s=0.0)
+    assert 2 == state.refused_count
+
+
+def test_a_newer_attempt_is_told_whatever_the_notes_are():
+    state, _ = handle(STATE._replace(fenced=True), ev.Due(5, suspects=("n",)), now_s=0.0)
+
+    assert isinstance(state.failure, StaleGenerationError)
+    assert 0 == state.refused_count
 
 
 # -- the value ------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 from holdfast.integrations.dcp.job_reader import JobReader
 from holdfast.integrations.dcp.job_writer import JobWriter
 from holdfast.integrations.framework_job import FrameworkJob
-from holdfast.integrations.planned_job import CLOSE_S_MAX, PlannedJob
+from holdfast.integrations.planned_job import PlannedJob
+from holdfast.training.ending import CLOSE_S_MAX
 
 
 class HoldfastJob(FrameworkJob):

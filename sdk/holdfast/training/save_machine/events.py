@@ -56,11 +56,15 @@ class HeardLate(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A save of ``step`` is due: the state is now that of this step."""
+    """A save of ``step`` is due: the state is now that of this step.
+
+    ``suspects`` are notes that are not finite: it is copied, but to be looked at alone.
+    """
 
     step: int
     note: StepNote | None = None
     agent_lost: bool = False
+    suspects: tuple[str, ...] = ()
 
 
 class NoteRefused(NamedTuple):

@@ -99,8 +99,9 @@ def _heard_late(state: SaveState, event: ev.HeardLate, now_s: float) -> Handled:
 def _due(state: SaveState, event: ev.Due, now_s: float) -> Handled:
     state, actions = _settle_owed(state, now_s, agent_lost=event.agent_lost)
     step = event.step
+    claim = Claim(step, suspects=event.suspects)
     state = state._replace(
-        saving=(*[claim for claim in state.saving if claim.step != step], Claim(step)),
+        saving=(*[other for other in state.saving if other.step != step], claim),
         newest=max(state.newest, step),
         before=state.newest if state.newest < step else state.before,
         saves_count=state.saves_count + 1,
@@ -247,13 +248,22 @@ def _copy_failed(state: SaveState, event: ev.CopyFailed, now_s: float) -> Handle
 def _non_finite(state: SaveState, event: ev.NonFinite, now_s: float) -> Handled:
     """Refuse a step; whatever was given up meanwhile, its bytes are not kept."""
     step = event.step
-    state = state._replace(refused_count=state.refused_count + 1, refused_names=event.names)
-    reason = f"NaN or infinity in {', '.join(event.names)}"
     if state.hanging == step:  # it was abandoned when it was given up
-        return state._replace(hanging=None), []
+        return _counted(state._replace(hanging=None), step, event.names), []
     state = state._replace(copying=_without(state.copying, step))
+    return _refuse(state, step, now_s, event.names)
+
+
+def _counted(state: SaveState, step: int, names: tuple[str, ...]) -> SaveState:
+    """Return the state with one refusal more; a step is refused once, whatever finds it."""
+    count = state.refused_count + (state.refused_step != step)
+    return state._replace(refused_count=count, refused_step=step, refused_names=names)
+
+
+def _refuse(state: SaveState, step: int, now_s: float, names: tuple[str, ...]) -> Handled:
+    reason = f"NaN or infinity in {', '.join(names)}"
     error = NonFiniteError(f"step {step} is refused: {reason}", step=step)
-    return _abandon(state, step, now_s, reason, error)
+    return _abandon(_counted(state, step, names), step, now_s, reason, error)
 
 
 def _failed(state: SaveState, event: ev.Failed, now_s: float) -> Handled:
@@ -287,7 +297,13 @@ def _abandon(
     reason: str,
     error: CheckpointError | None = None,
 ) -> Handled:
-    """Give ``step`` up for all ranks; tell its handle and, if it is news, people."""
+    """Give ``step`` up for all ranks; tell its handle and, if it is news, people.
+
+    One whose notes are not finite is refused for them: it would be, had it got any further.
+    """
+    suspects = next((claim.suspects for claim in state.saving if claim.step == step), ())
+    if suspects and not isinstance(error, NonFiniteError | StaleGenerationError):
+        return _refuse(state, step, now_s, suspects)
     failure = error or PreconditionError(reason, step=step)
     lapse, text = state.lapse.lost(step, reason, now_s)
     state = state._replace(lapse=lapse, failure=failure)

@@ -27,11 +27,13 @@ class Author(NamedTuple):
 class Claim(NamedTuple):
     """A step that this rank has begun and that is neither sealed nor given up.
 
-    ``closed`` is the slot that holds it once its copy has ended.
+    ``closed`` is the slot that holds it once its copy has ended. ``suspects`` are its notes that
+    are not finite: it is refused for them, whatever else happens to it.
     """
 
     step: int
     closed: SlotName | None = None
+    suspects: tuple[str, ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -68,8 +70,8 @@ class SaveState(NamedTuple):
         failure: What went wrong last, until somebody takes it.
         lapse: The steps that were not saved.
         eager_told: Whether it was said that nothing is deferred.
-        refused_count: Steps in a row that were refused since they are not finite;
-            ``refused_names``: what was not in the last of them.
+        refused_count: Steps in a row that were refused since they are not finite; the last one is
+            ``refused_step``, -1: none, and ``refused_names`` what was not finite in it.
     """
 
     author: Author
@@ -97,6 +99,7 @@ class SaveState(NamedTuple):
     lapse: Lapse = Lapse()
     eager_told: bool = False
     refused_count: int = 0
+    refused_step: int = -1
     refused_names: tuple[str, ...] = ()
 
     @property
