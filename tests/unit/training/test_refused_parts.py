@@ -238,7 +238,9 @@ def test_a_folder_that_hangs_for_long_is_given_up_and_its_slot_is_used_again(
     """Said once, on time; neither a Checkpointer nor a process waits for it to end."""
     monkeypatch.setattr(refused_parts.queue, "Queue", lambda maxsize: Impatient(hanging))
     folder, state = tmp_path / "kept", {"w": torch.full((STATE_BYTES // 4,), NAN)}
+    before = threading.enumerate()
     with saver_of(tmp_path, state, guard=RefuseNonFinite(keep=folder)) as saver:
+        made = set(threading.enumerate()) - set(before)
         told = told_by(saver)
         saver.on_view(SessionView(version="2", leases=(saver.lease(),)))
         ended(saver, saver.save(2))
@@ -249,7 +251,7 @@ def test_a_folder_that_hangs_for_long_is_given_up_and_its_slot_is_used_again(
         saver.on_view(SessionView(version="3", leases=(saver.lease(slot="s2"),)))
         later = ended(saver, saver.save(4))
         saver.close(1e6)
-        (writer,) = [one for one in threading.enumerate() if one.name == THREAD_NAME]
+        (writer,) = [one for one in made if one.name == THREAD_NAME]
 
         assert after is None
         assert isinstance(later, NonFiniteError)

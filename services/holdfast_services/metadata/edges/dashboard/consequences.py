@@ -15,6 +15,7 @@ CONSEQUENCES = {
     "step_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",
     "save_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",
     "save_refused": "This step is no checkpoint; the newest good one stays.",
+    "keep_failed": "What was broken is not there to be looked at; training and saves go on.",
     "seal_failed": "This step is no checkpoint, or waits for room; training goes on.",
     "plan_refused": "No step commits until all ranks have the same models and optimizers.",
     "replication_cut": "New steps stay local: a lost node would take them with it.",
