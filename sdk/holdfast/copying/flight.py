@@ -25,6 +25,9 @@ class Flight:
     """Copies of one device that are under way, of at most ``bytes_max`` until ``hurry``.
 
     One that takes longer than ``stalled_s_max`` is waited for no more.
+
+    Once hurried, copies get no events of their own: CUDA's driver holds up who queues some 60 of
+    these among copies until the first of them are reached, and nobody waits for them then.
     """
 
     def __init__(
@@ -37,13 +40,15 @@ class Flight:
         self._bytes_max = bytes_max
         self._queued: deque[tuple[Event, int]] = deque()
         self._bytes = 0
+        self._unmarked: Stream | None = None
+        self._unmarked_bytes = 0
         self._stalled_s_max = stalled_s_max
         self._hurried = threading.Event()
 
     @property
     def under_way(self) -> bool:
         """Whether a copy was queued of which nobody knows yet that it has ended."""
-        return bool(self._queued)
+        return bool(self._queued or self._unmarked)
 
     def copy(
         self, stream: Stream, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
@@ -51,12 +56,23 @@ class Flight:
         """Queue copies on ``stream``; waits for none."""
         if not targets:
             return
+        if self._unmarked is not stream:
+            self.mark()
         try:
             self._device.copy(stream, targets, sources)
         finally:  # also of copies of which only some were queued
             size = sum([target.nbytes for target in targets])
-            self._queued.append((self._device.record(stream), size))
+            self._unmarked = stream
+            self._unmarked_bytes += size
             self._bytes += size
+            if not self._hurried.is_set():
+                self.mark()
+
+    def mark(self) -> None:
+        """Have an event for what was queued without one, so that nothing after it is waited for."""
+        if self._unmarked is not None:
+            self._queued.append((self._device.record(self._unmarked), self._unmarked_bytes))
+            self._unmarked, self._unmarked_bytes = None, 0
 
     def make_room(self, size: int) -> None:
         """Wait until ``size`` more may be queued; ``hurry`` ends the wait.
@@ -82,6 +98,7 @@ class Flight:
             UnavailableError: a copy stalls.
         """
         try:
+            self.mark()
             while self._queued:
                 if self._stalled_s_max < math.inf:
                     self._wait_for_first(threading.Event())
@@ -90,7 +107,7 @@ class Flight:
                 self._landed()
         except RuntimeError:
             self._queued.clear()
-            self._bytes = 0
+            self._unmarked, self._unmarked_bytes, self._bytes = None, 0, 0
             raise
 
     def _wait_for_first(self, ends: threading.Event) -> bool:

@@ -34,6 +34,7 @@ class StreamCopier:
     def now(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See ``Copier.now``: on the stream of this thread, so that what it queues next waits."""
         self._flight.copy(self._device.current_stream(), targets, sources)
+        self._flight.mark()
 
     def mark(self) -> None:
         """See ``Copier.mark``."""

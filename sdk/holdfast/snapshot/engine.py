@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
@@ -401,9 +402,14 @@ class CopyEngine:
             _LOG.exception("slots for copies are not filled at step %d", snapshot.step)
 
     def _copy_chunks(self, snapshot: Snapshot) -> None:
-        for chunk in snapshot.plan.chunks if snapshot.deferred else ():
-            targets, sources = _of_chunk(snapshot, chunk)
-            copier = self._copiers.of(chunk.device)
+        todo = deque(snapshot.plan.chunks if snapshot.deferred else ())
+        while todo:
+            device = todo[0].device
+            if device is not None and snapshot.hurried:
+                self._queue_all(snapshot, device, todo)
+                continue
+            targets, sources = _of_chunk(snapshot, todo.popleft())
+            copier = self._copiers.of(device)
             if len(targets) > 1:
                 if snapshot.abandoned:
                     return
@@ -413,6 +419,22 @@ class CopyEngine:
                 if snapshot.abandoned:
                     return
                 copier.later([target], [source])
+
+    def _queue_all(self, snapshot: Snapshot, device: Device, todo: deque[Run]) -> None:
+        """Queue what is left of an accelerator by one call: training waits until that is done."""
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        while todo and todo[0].device is device:
+            into, out_of = _of_chunk(snapshot, todo.popleft())
+            if len(into) > 1:
+                targets += into
+                sources += out_of
+                continue
+            for target, source in cut((into[0], out_of[0])):
+                targets.append(target)
+                sources.append(source)
+        if not snapshot.abandoned:
+            self._copiers.of(device).later(targets, sources)
 
 
 def _check_memory(snapshot: Snapshot) -> None:

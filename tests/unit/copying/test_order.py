@@ -13,8 +13,10 @@ from tests.late_device import WAIT_S, LateDevice
 from tests.unit.copying.late_training import LateTraining, start_values
 
 from holdfast.copying import flight
+from holdfast.copying.batches import cut
 from holdfast.copying.copier import HostCopier
 from holdfast.copying.stream_copier import StreamCopier
+from holdfast.snapshot import engine
 from holdfast.snapshot.engine import Snapshot
 
 ORDERS = ("training first", "copies first", "at random")
@@ -181,6 +183,47 @@ def test_bytes_in_flight_are_bounded_until_a_step_comes(train, monkeypatch):
     training.train()
     training.settle()
 
+    assert [] == training.wrong(1)
+
+
+def test_who_waits_at_the_gate_waits_for_one_call(train, monkeypatch):
+    """CUDA's driver holds up who queues some 60 events among copies; see ``Flight``."""
+    monkeypatch.setattr(StreamCopier.__init__, "__defaults__", (64,))
+    training = train()
+    runs = training.plan.chunks
+    training.plan.chunks = [
+        run._replace(begin=at, end=at + 1) for run in runs for at in range(run.begin, run.end)
+    ]
+    training.device.sleep()
+    training.train()
+    full, hurried = threading.Event(), threading.Event()
+    make_room = flight.Flight.make_room
+
+    def slow(self, size):
+        if self._queued and self._bytes + size > 64:
+            full.set()
+            assert hurried.wait(WAIT_S)
+        make_room(self, size)
+
+    monkeypatch.setattr(flight.Flight, "make_room", slow)
+    training.save()
+    assert full.wait(WAIT_S)
+    monkeypatch.setattr(engine, "cut", lambda pair: cut(pair, 16))
+    calls, events = [], []
+    copy, record = training.device.copy, training.device.record
+    monkeypatch.setattr(
+        training.device, "copy", lambda on, to, of: (calls.append(len(to)), copy(on, to, of))[1]
+    )
+    monkeypatch.setattr(training.device, "record", lambda on: (events.append(on), record(on))[1])
+    hurry = StreamCopier.hurry
+    monkeypatch.setattr(StreamCopier, "hurry", lambda self: (hurry(self), hurried.set())[0])
+    training.train()
+    at_the_gate = len(events)
+    training.settle()
+
+    assert len(calls) <= 2, "what was being queued, and what was left"
+    assert calls[-1] > len(training.plan.deferred), "what is long is copied in parts"
+    assert at_the_gate <= 2, "of what was being queued, and for the step to wait for"
     assert [] == training.wrong(1)
 
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.copying.copier import HostCopier
 from holdfast.errors import PreconditionError
+from holdfast.snapshot import plan as plan_rules
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
 from holdfast.state.capture import Capture
@@ -67,3 +69,29 @@ def test_a_child_that_was_forked_does_not_write_into_the_slot_of_its_parent(tmp_
     with pytest.raises(PreconditionError, match="forked child"):
         engine.begin(plan, buffer, step=1, generation=1)
     assert next(tmp_path.glob("s1*")).read_bytes() == before
+
+
+def test_host_memory_is_copied_chunk_by_chunk_also_while_a_step_waits(tmp_path, monkeypatch):
+    """A copy that is given up ends with its chunk; what a device copies is queued at once."""
+    weights = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(4)])
+    state = {"m": weights, "o": torch.optim.SGD(weights.parameters())}
+    monkeypatch.setattr(plan_rules, "BATCH_BYTES_MAX", 1)
+    plan = worlds.plan_of(Capture(state, rank=0, world_size=1))
+    lease = worlds.make_slot(tmp_path, "s1", plan.length_bytes)
+    waited, done, calls = threading.Event(), threading.Event(), []
+    later = HostCopier.later
+
+    def held(self, targets, sources):
+        assert waited.wait(worlds.WAIT_S)
+        calls.append(len(targets))
+        later(self, targets, sources)
+
+    monkeypatch.setattr(HostCopier, "later", held)
+    engine = CopyEngine(lambda _: done.set())
+    engine.begin(plan, SlotBuffer.open(tmp_path, lease), step=1, generation=1)
+    assert not engine.let_pass(0.01)
+    waited.set()
+
+    assert done.wait(worlds.WAIT_S)
+    assert [1, 1, 1, 1] == calls
+    assert engine.close(worlds.WAIT_S)
