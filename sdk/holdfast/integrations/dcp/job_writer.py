@@ -55,7 +55,7 @@ class JobWriter(StorageWriter):
         self.checkpoint_id: str | None = None
         self._job = job
         self._held_bytes = 0
-        self._begun = job.newest
+        self._begun = self._told_newest = job.newest
         self._save: _Save | None = None
 
     def __getstate__(self) -> NoReturn:
@@ -100,9 +100,11 @@ class JobWriter(StorageWriter):
                 "use_collectives=False: give the save a checkpoint_id that ends in its step"
             )
         self._save = _Save(asked, together, last=is_coordinator or not together)
-        if is_coordinator and asked is None:
-            self._save.step = self._begun + 1
-            self._tell(self._begun + 1)
+        if is_coordinator:
+            # Not after what was begun here: another rank may have begun what has failed here.
+            step = self._told_newest + 1 if asked is None else asked
+            self._save.step, self._told_newest = step, max(self._told_newest, step)
+            self._tell(step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is; an empty one says that all is as at the last save.
