@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import checkpointer as facade
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.node_view import Committed
 from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, NonFiniteError, PreconditionError
+from holdfast.training import kept_files
 from holdfast.training.session import AgentSession
 
 from .harness import RUN, reported, until
@@ -139,6 +141,32 @@ def test_a_step_that_is_not_finite_is_no_checkpoint_and_the_one_before_stays(
     with torch.no_grad():
         weight[0, 0] = whole
     commit(catalogue, ck.step(3))
+
+
+def test_what_was_refused_is_written_also_where_training_fails_of_it(
+    node, begin, monkeypatch, tmp_path
+):
+    """Of the very NaN, it may be: nobody could find out any more what was broken."""
+    monkeypatch.setattr(facade, "FAILED_CLOSE_S_MAX", 0.0)
+    is_asked, answer, real = threading.Event(), threading.Event(), kept_files._write_all
+
+    def write_all(descriptor, piece):
+        is_asked.set()
+        answer.wait(30)
+        real(descriptor, piece)
+
+    monkeypatch.setattr(kept_files, "_write_all", write_all)
+    ck = begin(node("a"), guard=holdfast.RefuseNonFinite(keep=tmp_path / "kept"))
+    with torch.no_grad():
+        ck.state["model"].weight[0, 0] = torch.nan
+    ck.step(1)
+    assert is_asked.wait(30)
+    threading.Timer(0.3, answer.set).start()
+    with pytest.raises(ValueError, match="NaN"), ck:
+        raise ValueError("NaN")
+
+    (kept,) = (tmp_path / "kept").rglob("*.*")
+    assert "step-1-attempt-1-rank-0.safetensors" == kept.name
 
 
 def test_a_job_without_a_rule_asks_for_nothing_and_two_slots(node, catalogue, begin):

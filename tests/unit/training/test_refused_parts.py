@@ -157,6 +157,36 @@ def test_a_disk_that_is_full_in_the_middle_costs_the_file_and_leaves_nothing(tmp
     assert message.startswith("step 2, refused, is not kept: [Errno 28]")
 
 
+def test_what_a_dead_process_has_begun_makes_room_first(tmp_path):
+    folder = tmp_path / "kept"
+    left = kept_files.KeptFile(folder / "j", 7, 9, 0).begun
+    left.parent.mkdir(parents=True)
+    left.write_text("half of it")
+
+    saved(tmp_path, {"w": torch.tensor([NAN])}, RefuseNonFinite(keep=folder))
+
+    assert ["j/step-2-attempt-1-rank-0.safetensors"] == kept(folder)
+
+
+def test_a_copy_that_cannot_be_looked_at_is_not_kept_and_begins_no_row(tmp_path, monkeypatch):
+    """Nobody has found anything in it."""
+    folder = tmp_path / "kept"
+    guard = RefuseNonFinite(keep=folder)
+    with saver_of(tmp_path, {"w": torch.tensor([NAN])}, guard=guard) as saver:
+        with monkeypatch.context() as failing:
+            failing.setattr(saver._performer._finite, "non_finite", fails)
+            unseen = outcome(saver, 2)
+        refused = outcome(saver, 3)
+
+    assert "it cannot be looked at" in unseen.message
+    assert isinstance(refused, NonFiniteError)
+    assert ["j/step-3-attempt-1-rank-0.safetensors"] == kept(folder)
+
+
+def fails(*_):
+    raise RuntimeError("no kernel for it")
+
+
 # -- a folder that hangs ---------------------------------------------------------------------------
 
 
