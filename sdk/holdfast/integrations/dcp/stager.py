@@ -95,8 +95,7 @@ class HoldfastStager(AsyncStager):
 
     @untraced
     def _note_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        if id(optimizer) not in self._stepped:
-            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+        self._stepped[id(optimizer)] = weakref.ref(optimizer)
 
     def _movable(self) -> Iterator[int]:
         """Yield where the tensors lie that only steps write, of optimizers seen to announce these.
