@@ -31,11 +31,16 @@ class LastStep:
         self.descriptor = os.memfd_create(_MEMORY)
         os.write(self.descriptor, _STEP.pack(NONE))
 
+    def read(self) -> int:
+        """Return the last step so far, ``NONE`` if there was none."""
+        told = os.pread(self.descriptor, _STEP.size, 0)
+        return max(_STEP.unpack(told)[0], NONE) if len(told) == _STEP.size else NONE
+
     def close(self) -> int:
         """Return the last step, ``NONE`` if there was none, and free the memory."""
-        told = os.pread(self.descriptor, _STEP.size, 0)
+        step = self.read()
         os.close(self.descriptor)
-        return max(_STEP.unpack(told)[0], NONE) if len(told) == _STEP.size else NONE
+        return step
 
 
 def keep(step: int) -> None:

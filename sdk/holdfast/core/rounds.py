@@ -18,6 +18,7 @@ RESTARTS_MAX = 10_000
 SHRINK_S_MAX = 7 * 86_400.0
 TEXT_LENGTH_MAX = 8192
 PORT_MAX = 65_535
+NOTICE_S_MAX = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,8 @@ class LauncherReport:
     ``finished``: all of these have ended well; ``failure``: one has not. ``stopping``: it was told
     to end; ``left``: it has ended all ranks, and ends. ``address``: host at which other nodes reach
     its ranks, empty: the same as its agent's. ``warm``: they would begin at once, as its standbys
-    have imported what they are to.
+    have imported what they are to. ``goes_in_s``: its node will be taken away so long after this
+    report, 0 to ``NOTICE_S_MAX``; 0: nobody has said so.
     """
 
     launcher: str
@@ -92,6 +94,7 @@ class LauncherReport:
     left: bool = False
     address: str = ""
     warm: bool = False
+    goes_in_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,8 @@ class LaunchView:
     Ranks of another round than ``place`` names are to be killed. ``launch`` names the launch
     through all its rounds. ``waiting`` says for people what is waited for. ``stop``: the ranks are
     to save and end. ``port_taken``: the port of its node that the last round was given;
-    offer another. ``poll_s``: ask again so often, or count as lost.
+    offer another. ``poll_s``: ask again so often, or count as lost. ``goes``: its notice was heard:
+    the round ends after a step that is saved, and the next begins without this launcher.
     """
 
     version: str = ""
@@ -145,6 +149,7 @@ class LaunchView:
     ending: Ending | None = None
     port_taken: int = 0
     poll_s: float = 1.0
+    goes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +188,8 @@ def check(report: LauncherReport) -> None:
             raise InvalidRequestError(f"{what}: {number} is not within {low}..{high}")
     if not (math.isfinite(terms.shrink_after_s) and 0 <= terms.shrink_after_s <= SHRINK_S_MAX):
         raise InvalidRequestError(f"shrink after {terms.shrink_after_s} s is not within a week")
+    if not 0 <= report.goes_in_s <= NOTICE_S_MAX:  # NaN, too
+        raise InvalidRequestError(f"a notice of {report.goes_in_s} s is not within an hour")
     failure = report.failure
     texts = [report.holder, report.round, report.address, terms.command]
     texts += [failure.reason, failure.detail] if failure else []

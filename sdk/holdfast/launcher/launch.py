@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.executions import LastWord, Outcome
-from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
+from holdfast.core.rounds import NOTICE_S_MAX, LauncherReport, LaunchView, Place, RankFailure
 from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
 from holdfast.launcher.ending import of_launch
-from holdfast.launcher.notices import NoticeWatch
+from holdfast.launcher.going import Going
+from holdfast.launcher.notices import NoticeWatch, seconds_left
 from holdfast.launcher.options import AUTO_PRELOADED, PRELOADED, Options
 from holdfast.launcher.ports import HeldPort
 from holdfast.launcher.ranks import STDERR, Command, Keeper, RankProcess, end
@@ -79,6 +80,7 @@ class Launcher:
         self._stopped_by = 0
         self._signalled_by = 0
         self._killed_from_s = 0.0
+        self._going: Going | None = None
         self._refused_since_s = 0.0
         self._unheard = False
         self._others_unheard = False
@@ -180,10 +182,15 @@ class Launcher:
         waits = [self._killed_from_s - now_s] if self._killed_from_s else []
         if self._missing_standbys():
             waits.append(self._standbys_from_s - now_s)
+        if self._going and not self._stopped_by:
+            waits.append(self._going.waits_s(self._view, now_s))
         return max(0.0, min(waits)) if waits else None
 
     def _follow(self) -> None:
-        view = self._view
+        view, now_s = self._view, time.monotonic()
+        if self._going and not self._stopped_by and not view.ending:
+            if self._going.is_to_end(view, self._place, now_s):
+                self._signalled(signal.SIGTERM)
         if view.ending is not None:
             self._end_ranks()
             if view.ending.code:
@@ -398,10 +405,18 @@ class Launcher:
             self._stop(number)
 
     def _noticed(self, reason: str) -> None:
-        """End as after SIGTERM: this node will be taken away."""
-        if not self._stopped_by:
+        """Have the round end without this node, or end as after SIGTERM: it will be taken away."""
+        if self._stopped_by:
+            return
+        if not any(process.counts_steps() for process in self._ranks.values()):
             self._tell(f"this node will be taken away ({reason}): ranks save and end")
             self._signalled(signal.SIGTERM)
+            return
+        self._tell(f"this node will be taken away ({reason}): others go on without it, if enough")
+        left_s = min(seconds_left(reason) or self._options.grace_s, NOTICE_S_MAX)
+        now_s = time.monotonic()
+        self._going = Going(since_s=now_s, over_s=now_s + left_s)
+        self._conversation.say(lambda report: replace(report, goes_in_s=left_s))
 
     def _stop(self, number: int) -> None:
         """Have the ranks save and end."""

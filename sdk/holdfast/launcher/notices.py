@@ -1,21 +1,24 @@
 """Notices that this node will be taken away: a file, an HTTP endpoint, those of two clouds.
 
 A *source* is asked again and again on a thread of its own; the first notice is told once. What
-follows is the launcher's affair, and the same as after SIGTERM. (Slurm's ``--signal`` is one.)
+follows is the launcher's affair. (Slurm's ``--signal`` is a SIGTERM.)
 
 Sources: AWS, "Spot Instance interruption notices" and IMDSv2; Google Cloud, "Spot VMs".
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.core.rounds import NOTICE_S_MAX
 from holdfast.errors import InvalidRequestError
 
 ANSWER_S_MAX = 2.0
@@ -115,6 +118,19 @@ def source(text: str) -> Source:
     if text == "gcp":
         return HttpNotice(f"{GCP}/instance/preempted", {"Metadata-Flavor": "Google"})
     raise InvalidRequestError(f"{text}: pass file:PATH, http://HOST/PATH, aws or gcp")
+
+
+def seconds_left(reason: str) -> float | None:
+    """Return how long a node stays by what a notice says; None: it does not say.
+
+    It says so as JSON with a ``time``, as that of AWS does.
+    """
+    try:
+        at = datetime.fromisoformat(json.loads(reason)["time"].replace("Z", "+00:00"))
+        left_s = (at - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return left_s if 0 < left_s <= NOTICE_S_MAX else None
 
 
 class NoticeWatch:

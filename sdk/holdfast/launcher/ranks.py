@@ -188,6 +188,10 @@ class RankProcess:
         except OSError:
             return False
 
+    def counts_steps(self) -> bool:
+        """Tell whether it has told Holdfast of a step; only until it is reaped."""
+        return self._steps.read() != NONE
+
     def signal(self, number: int) -> None:
         """Send the rank itself a signal."""
         with contextlib.suppress(ProcessLookupError):

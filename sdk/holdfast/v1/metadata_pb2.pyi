@@ -164,6 +164,7 @@ class LauncherReport(_message.Message):
     LEFT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
+    GOES_IN_S_FIELD_NUMBER: _builtins.int
     launcher: _builtins.str
     """32 hex digits; the launcher holds a record lock on <arena>/sessions/<launcher>"""
     sequence: _builtins.int
@@ -186,6 +187,8 @@ class LauncherReport(_message.Message):
     """host at which other nodes reach its ranks; empty: its agent's"""
     warm: _builtins.bool
     """its ranks would begin at once: its standbys have imported"""
+    goes_in_s: _builtins.float
+    """its node will be taken away so long after this report; 0: no notice"""
     @_builtins.property
     def terms(self) -> Global___Terms: ...
     @_builtins.property
@@ -209,10 +212,11 @@ class LauncherReport(_message.Message):
         left: _builtins.bool = ...,
         address: _builtins.str = ...,
         warm: _builtins.bool = ...,
+        goes_in_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "finished", b"finished", "goes_in_s", b"goes_in_s", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,6 +320,7 @@ class LaunchView(_message.Message):
     ENDING_FIELD_NUMBER: _builtins.int
     PORT_TAKEN_FIELD_NUMBER: _builtins.int
     POLL_S_FIELD_NUMBER: _builtins.int
+    GOES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     launch: _builtins.str
     """names the launch through all its rounds"""
@@ -327,6 +332,8 @@ class LaunchView(_message.Message):
     """port of its node that the last round was given: offer another"""
     poll_s: _builtins.float
     """ask again so often, or count as lost"""
+    goes: _builtins.bool
+    """its notice was heard: the round ends, and the next begins without it"""
     @_builtins.property
     def place(self) -> Global___Place:
         """unset: it takes no part in a round now"""
@@ -346,10 +353,11 @@ class LaunchView(_message.Message):
         ending: Global___Ending | None = ...,
         port_taken: _builtins.int = ...,
         poll_s: _builtins.float = ...,
+        goes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "launch", b"launch", "place", b"place", "poll_s", b"poll_s", "port_taken", b"port_taken", "stop", b"stop", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "goes", b"goes", "launch", b"launch", "place", b"place", "poll_s", b"poll_s", "port_taken", b"port_taken", "stop", b"stop", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,12 +68,12 @@ def early_copies(
     found: dict[str, Wants] = {}
     left_bytes: dict[str, int] = {}
     for run in runs:
-        key = _last_step(run, now_s)
+        key = last_step(run, now_s)
         launch = _next_round(run, launches, now_s) if key else None
         copies = evidence[run.id].sources.get(key, {}) if key else {}
         if launch is None or not whole(copies):
             continue
-        left_bytes = left_bytes or _room(live, repairs)
+        left_bytes = left_bytes or room_left(live, repairs)
         beside = repairs.get(run.id, {})
         found[run.id] = {
             seats.node: _early(run, copies, seats, turn, beside.get(seats.node, ()), left_bytes)
@@ -83,8 +83,11 @@ def early_copies(
     return found
 
 
-def _last_step(run: Run, now_s: float) -> CheckpointId | None:
-    """Return the newest step of the attempt, if that is the announced one, or came after it."""
+def last_step(run: Run, now_s: float) -> CheckpointId | None:
+    """Return the newest step of the attempt, if that is the announced one, or came after it.
+
+    None: no last step is announced, or it is not committed yet.
+    """
     announced = run.announcement
     if announced is None or not has_last_step(run, now_s):
         return None
@@ -103,7 +106,7 @@ def _next_round(run: Run, launches: Sequence[Launch], now_s: float) -> Launch | 
     return None
 
 
-def _room(live: Mapping[str, Node], repairs: Mapping[str, Wants]) -> dict[str, int]:
+def room_left(live: Mapping[str, Node], repairs: Mapping[str, Wants]) -> dict[str, int]:
     """Return what nodes have room for beside the copies that are made up there, in bytes."""
     left = {name: node.inventory.room_bytes for name, node in live.items()}
     for wants in repairs.values():

@@ -23,6 +23,8 @@ class Launcher:
     ``early_count``: rounds in a row that its ranks have ended before their first step.
     ``left_out``: why no round begins with it until ``back_at_s``, if so.
 
+    ``goes_at_s``: when its node will be taken away; 0: nobody has said so.
+
     ``silent_since_s``: since when its lease has run out while it takes part in the last round; 0:
     it is heard. It is lost, or only its agent is, and its ranks train on.
     """
@@ -43,6 +45,7 @@ class Launcher:
     left_out: str = ""
     back_at_s: float = 0.0
     silent_since_s: float = 0.0
+    goes_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ _END_REASONS = {
 class RoundEnd:
     """The wish that the round ends after a step that all ranks have saved.
 
-    ``copied``: not before all copies of the step are made, since nodes will go.
+    ``copied``: not before what only nodes have of it that will be taken away lies elsewhere, too.
     """
 
     reason: EndReason
@@ -155,7 +158,7 @@ class Launch:
     def available(self, launcher: Launcher) -> bool:
         """Tell whether a round may begin with a launcher: old ranks must not meet new ones."""
         offered = (launcher.address, launcher.port)
-        usable = not launcher.stopping and not launcher.left_out
+        usable = not (launcher.stopping or launcher.left_out or launcher.goes_at_s)
         return usable and offered != (self.master_address, self.master_port)
 
     def takes_part(self, name: str) -> bool:

@@ -43,10 +43,10 @@ def is_due(launch: Launch, name: str, failure: RankFailure) -> bool:
     others = [o for o in launch.launchers if launch.available(o) and o.id != name]
     out = sum(1 for other in launch.launchers if other.left_out)
     few = out < max(1, len(launch.launchers) // LEFT_OUT_PART_MAX)
-    return few and _is_enough(launch, others)
+    return few and is_enough(launch, others)
 
 
-def _is_enough(launch: Launch, others: list[Launcher]) -> bool:
+def is_enough(launch: Launch, others: list[Launcher]) -> bool:
     """Tell whether a launch goes on with these; of an allocation, with what they have of it."""
     if launch.allocation is None:
         return len(others) >= launch.terms.nodes_min

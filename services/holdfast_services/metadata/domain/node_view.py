@@ -29,6 +29,11 @@ from holdfast_services.metadata.domain.drains import Drained, drained
 from holdfast_services.metadata.domain.early_copies import early_copies
 from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
 from holdfast_services.metadata.domain.launch import Launch
+from holdfast_services.metadata.domain.left_behind import (
+    copies_before_nodes_go,
+    from_who_stay,
+    going_nodes,
+)
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
@@ -45,7 +50,8 @@ class World:
     """All nodes and runs as of one transaction, with what follows from them for everybody.
 
     ``shortages``: why no step of a run gets all its copies; empty also while a node that was lost
-    may come back. ``awaited``: the nodes that a run's restore waits for.
+    may come back. ``awaited``: the nodes that a run's restore waits for. ``going``: nodes that will
+    be taken away, as far as ``launches`` were read.
     """
 
     now_s: float
@@ -55,6 +61,7 @@ class World:
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
     early_copies: Mapping[str, Wants] = field(default_factory=dict)
+    going: Collection[str] = frozenset()
     elements: Mapping[str, Elements] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
     drained: Mapping[str, Drained] = field(default_factory=dict)
@@ -91,10 +98,14 @@ def world(
         run.id: repairs(run, evidence[run.id], live, kept[run.id], awaits=bare.awaits_nodes(run))
         for run in runs
     }
+    going = going_nodes(launches)
+    moved = copies_before_nodes_go(runs, going, evidence, nodes, repaired, now_s)
+    repaired = {run.id: _both(repaired[run.id], moved.get(run.id, {})) for run in runs}
     return replace(
         bare,
         evidence=evidence,
         repairs=repaired,
+        going=going,
         early_copies=early_copies(runs, launches, evidence, live, repaired, now_s),
         drained=kept,
         elements={run.id: elements_to_make(run, evidence[run.id], live) for run in runs},
@@ -134,7 +145,10 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         version="",
         nodes=peers(live),
         runs=tuple(runs),
-        wants=tuple(sorted(wanted, key=lambda want: want.reason)),
+        wants=tuple(
+            from_who_stay(want, all_of_it.going)
+            for want in sorted(wanted, key=lambda want: want.reason)
+        ),
         spares=tuple(spared),
         elements=tuple(made),
         spare_elements=tuple(needless),
@@ -156,6 +170,11 @@ def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> S
     wanted = restores(run, all_of_it.evidence[run.id], live, name)
     early = all_of_it.early_copies.get(run.id, {}).get(name, ())
     return (*wanted, *all_of_it.repairs[run.id].get(name, ()), *early)
+
+
+def _both(first: Wants, second: Wants) -> Wants:
+    nodes = dict.fromkeys((*first, *second))
+    return {node: (*first.get(node, ()), *second.get(node, ())) for node in nodes}
 
 
 def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:

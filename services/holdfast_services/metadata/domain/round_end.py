@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.launch import Launch, RoundEnd
+from holdfast_services.metadata.domain.left_behind import left_behind
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.save_announcement import NEWS_TRAVEL_S, training
 
@@ -12,13 +14,22 @@ PATIENCE_S = 300.0
 """So long a run that trains beside others may take to save: then those decide that have."""
 
 
-def is_safe(runs: Sequence[Run], nodes: Mapping[str, Node], end: RoundEnd, now_s: float) -> bool:
+def is_safe(
+    runs: Sequence[Run],
+    nodes: Mapping[str, Node],
+    end: RoundEnd,
+    now_s: float,
+    going: Collection[str] = (),
+) -> bool:
     """Tell whether the round that trains ``runs`` may end now: each has saved its last step.
 
     Of a run whose ranks have all closed nothing is awaited. Without a run there is no such step.
+    ``going``: nodes that will be taken away.
     """
     safe = [
-        _has_saved(run, nodes, end, now_s) for run in runs if any(rank.live for rank in run.ranks)
+        _has_saved(run, nodes, end, now_s, going)
+        for run in runs
+        if any(rank.live for rank in run.ranks)
     ]
     late = now_s > end.asked_at_s + PATIENCE_S
     return any(safe) and (late or all(safe))
@@ -29,7 +40,9 @@ def is_recent(launch: Launch, now_s: float) -> bool:
     return launch.end is not None and now_s <= launch.end.asked_at_s + PATIENCE_S
 
 
-def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd, now_s: float) -> bool:
+def _has_saved(
+    run: Run, nodes: Mapping[str, Node], end: RoundEnd, now_s: float, going: Collection[str]
+) -> bool:
     """Tell whether the step is committed that was announced as the last one.
 
     So may be a later one, which ranks reach if that took too long; or any of a script that calls
@@ -41,9 +54,13 @@ def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd, now_s: float)
         return False
     silent = all(status.report.step == 0 for status in statuses.values())
     rows = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
-    safe = [r for r in rows if not end.copied or r.acknowledged]
-    return any(
-        r.id.step >= announced.step
+    saved = [
+        r.id
+        for r in rows
+        if r.id.step >= announced.step
         or (silent and end.asked_at_s < r.local_at_s < now_s - NEWS_TRAVEL_S)
-        for r in safe
-    )
+    ]
+    if not (saved and end.copied and going):
+        return bool(saved)
+    sources = gather(run.id, tuple(nodes.values()), now_s, run.stored).sources
+    return any(not left_behind(sources.get(key, {}), going) for key in saved)

@@ -37,6 +37,7 @@ def news(before: Launch, after: Launch) -> tuple[Event, ...]:
             text = f"node {one.node} is left out for an hour: its ranks failed {one.left_out}"
             events.append(_event(after, "node_left_out", "warning", text))
     events += _silence(before, after)
+    events += _notices(before, after)
     if after.number > before.number and after.on:
         nodes, ranks = len(after.members), sum(member.ranks for member in after.members)
         text = f"round {after.number} begins: {ranks} ranks on {nodes} nodes"
@@ -48,6 +49,13 @@ def news(before: Launch, after: Launch) -> tuple[Event, ...]:
         line = after.ending.reason.partition("\n")[0]
         events.append(_event(after, "launch_failed", "error", line))
     return tuple(events)
+
+
+def _notices(before: Launch, after: Launch) -> list[Event]:
+    """Return who will be taken away, and was not to be before."""
+    told = {one.id for one in before.launchers if one.goes_at_s}
+    nodes = [one.node for one in after.launchers if one.goes_at_s and one.id not in told]
+    return [_event(after, "node_goes", "warning", f"node {n} will be taken away") for n in nodes]
 
 
 def _silence(before: Launch, after: Launch) -> list[Event]:

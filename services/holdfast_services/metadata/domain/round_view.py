@@ -21,6 +21,7 @@ def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
         ending=_ending(launch, known) if known else None,
         port_taken=launch.master_port if known and known.address == launch.master_address else 0,
         poll_s=lease_s / POLLS_PER_LEASE,
+        goes=known is not None and known.goes_at_s > 0,
     )
 
 

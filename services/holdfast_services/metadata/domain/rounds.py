@@ -14,7 +14,7 @@ from holdfast.core.retry import Waits
 from holdfast.core.rounds import Ending, LauncherReport, RankFailure
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain import allocated, left_out
+from holdfast_services.metadata.domain import allocated, left_out, notices
 from holdfast_services.metadata.domain.launch import (
     EndReason,
     Launch,
@@ -60,11 +60,12 @@ class Silent:
 class Tick:
     """Time has passed.
 
-    ``saved``: the step is safe that the round was to end after. ``taken_back``: all ranks have been
-    told that the round goes on after it.
+    ``saved``: the step is safe that the round was to end after. ``late``: it is not, and there is
+    no time to wait for it. ``taken_back``: all ranks were told that the round goes on after it.
     """
 
     saved: bool = False
+    late: bool = False
     taken_back: bool = False
 
 
@@ -108,11 +109,12 @@ def handle(
         launch = _end_asked(launch, event, now_s)
     elif isinstance(event, Allocated):
         launch = allocated.put(launch, event.allocation)
-    elif event.saved and end_wanted(launch) and not launch.silent:
+    elif (event.saved or event.late) and end_wanted(launch) and not launch.silent:
         launch = _over(launch)
     elif event.taken_back and not end_wanted(launch):
         launch = replace(launch, end=None)
     launch = _begun(_given_up(launch, now_s), now_s)
+    launch = notices.wished(launch, now_s)
     launch = allocated.rescaling(_growing(launch, now_s), now_s)
     return launch, news(before, launch)
 
@@ -160,6 +162,8 @@ def end_wanted(launch: Launch) -> bool:
         return False
     if launch.end.reason is EndReason.RESCALE and launch.allocation is not None:
         return allocated.may_rescale(launch)
+    if launch.end.reason is EndReason.NOTICE:
+        return bool(notices.who_go(launch))
     return launch.end.reason is not EndReason.GROWTH or may_grow(launch)
 
 
@@ -206,6 +210,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
         stopping=report.stopping,
         round=report.round,
         warm=report.warm,
+        goes_at_s=notices.goes_at_s(known.goes_at_s, report.goes_in_s, now_s),
     )
     launch = launch.having(told)
     if report.stopping and not known.stopping:
@@ -258,6 +263,7 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
         joined_at_s=now_s,
         stopping=report.stopping,
         warm=report.warm,
+        goes_at_s=notices.goes_at_s(0.0, report.goes_in_s, now_s),
     )
     return replace(launch, launchers=(*launch.launchers, joined))
 
@@ -284,16 +290,23 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
         return launch
     nodes = ", ".join(one.node for one in lost)
     failure = RankFailure(rank=-1, code=1, reason=f"node {nodes} is lost", outside=True)
-    if launch.on and not launch.stopping and not all(one.stopping for one in lost):
+    expected = all(one.stopping or one.goes_at_s for one in lost)
+    if launch.on and not launch.stopping and not expected:
         return _restarted(launch, failure, now_s, 0.0)
     if launch.cause_awaited:
         launch = replace(launch, failure=failure, cause_awaited=False, again_after_s=0.0)
+    if launch.on and any(one.goes_at_s for one in lost):
+        return replace(_over(launch), enough_since_s=notices.LONG_AGO_S)
     return _over(launch)
 
 
 def _silenced(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
-    """Return the launch of which leases have run out: ranks of the last round may train on."""
-    silent = frozenset(name for name in names if launch.takes_part(name))
+    """Return the launch of which leases have run out: ranks of the last round may train on.
+
+    A node that was to be taken away has been.
+    """
+    gone = {one.id for one in notices.who_go(launch)}
+    silent = frozenset(n for n in names - gone if launch.takes_part(n))
     launch = _without(launch, names - silent, now_s)
     if launch.on and silent and not launch.silent:
         launch = replace(launch, enough_since_s=0.0)
@@ -324,8 +337,11 @@ def _given_up(launch: Launch, now_s: float) -> Launch:
 
 
 def _over(launch: Launch) -> Launch:
-    """Return the launch without a round: nodes are waited for anew."""
-    return replace(launch, on=False, enough_since_s=0.0, end=None) if launch.on else launch
+    """Return the launch without a round: nodes are waited for anew, but for one that goes."""
+    if not launch.on:
+        return launch
+    since_s = notices.LONG_AGO_S if notices.who_go(launch) else 0.0
+    return replace(launch, on=False, enough_since_s=since_s, end=None)
 
 
 def _asked_to_stop(launch: Launch, name: str) -> Launch:

@@ -12,8 +12,15 @@ from holdfast.core.allocations import Allocation
 from holdfast.core.attempts import named_nonce
 from holdfast.core.rounds import LaunchRequest
 from holdfast.errors import CheckpointError
-from holdfast_services.metadata.domain import round_end, rounds, save_announcement
+from holdfast_services.metadata.domain import (
+    notices,
+    round_end,
+    rounds,
+    save_announcement,
+)
+from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.launch import Launch
+from holdfast_services.metadata.domain.left_behind import notice_over
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
 from holdfast_services.metadata.domain.rounds import (
     Allocated,
@@ -195,8 +202,16 @@ def _end(
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
         told = told or outcome.run != run
-    saved = wanted and launch.end is not None and round_end.is_safe(runs, nodes, launch.end, now_s)
-    return Tick(saved=saved, taken_back=not wanted), told
+    if not wanted or launch.end is None:
+        return Tick(taken_back=not wanted), told
+    going = frozenset(one.node for one in notices.who_go(launch))
+    saved = round_end.is_safe(runs, nodes, launch.end, now_s, going)
+    late = not (saved or launch.silent) and notices.is_over(launch, now_s)
+    for run in runs if late else ():
+        evidence = gather(run.id, tuple(nodes.values()), now_s, run.stored)
+        if event := notice_over(run, evidence, nodes, going, now_s):
+            catalogue.add_events([event], "", now_s)
+    return Tick(saved=saved, late=late), told
 
 
 def _event(request: LaunchRequest) -> RoundEvent:
