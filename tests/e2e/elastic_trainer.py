@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--job")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--save", default="never")
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--go", type=Path)
     parser.add_argument("--step-s", type=float, default=STEP_S)
     options = parser.parse_args()
@@ -50,7 +51,9 @@ def main() -> None:
     begin = 0
     if options.job:
         state: dict[str, object] = {"model": model, "optimizer": optimizer}
-        checkpointer = holdfast.Checkpointer(options.job, state, save=policy(options.save))
+        checkpointer = holdfast.Checkpointer(
+            options.job, state, save=policy(options.save), replicas=options.replicas
+        )
         restored = checkpointer.restore()
         begin = restored.step if restored else 0
         print(f"restored {begin} of {world}", flush=True)

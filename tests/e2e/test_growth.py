@@ -34,16 +34,18 @@ def calm():
 class Elastic(Launch):
     """One node at least, two at most."""
 
-    def __init__(self, stack, folder, save):
+    def __init__(self, stack, folder, save, replicas=1):
         super().__init__(stack, folder)
         self.go = folder / "go"
         self.save = save
+        self.replicas = str(replicas)
 
     def command(self, *options):
         return [
             sys.executable, "-m", "holdfast.cli.main", "run", "--nnodes", "1:2", "--job", self.job,
             "--shrink-after", "0", *options, str(SCRIPT), "--job", self.job, "--steps", str(STEPS),
             "--save", self.save, "--go", str(self.go), "--step-s", STEP_S,
+            "--replicas", self.replicas,
         ]  # fmt: skip
 
     def until_done(self, node, count):
@@ -104,6 +106,37 @@ def test_a_node_that_comes_later_is_taken_in_and_no_step_is_done_twice(stack, tm
         assert launch.said(0, r"^final (\w+)$") == launch.said(1, r"^final (\w+)$") == calm
     finally:
         launch.close()
+
+
+def test_a_node_that_is_taken_away_leaves_what_it_holds_behind(stack, tmp_path, calm):
+    """Nothing asks for copies, and the node's memory is gone as soon as its launcher is."""
+    launch = Elastic(stack, tmp_path, "never", replicas=0)
+    notice = tmp_path / "notice"
+    try:
+        both = ("--no-standby", "--shrink-after", "10m")
+        launch.start(0, *both)
+        launch.start(1, *both, "--notice", f"file:{notice}")
+        launch.until_world(1, 2)
+        launch.until_done(1, 3)
+        notice.write_text("maintenance\n")
+        assert launch.launchers.pop(1).wait(END_S_MAX) == 128 + signal.SIGTERM
+        lose_agent(stack, 1)
+        launch.until_world(0, 1)
+        launch.go.touch()
+        launch.succeed()
+
+        did = [int(step) for step in launch.said(0, r"^did (\d+)$")]
+        assert did == list(range(1, STEPS + 1)), "each step once"
+        assert launch.said(0, r"^final (\w+)$") == calm
+    finally:
+        launch.close()
+
+
+def lose_agent(stack, node):
+    """End the agent of a node, and all that its memory holds."""
+    os.kill(stack.agent_pid(node), signal.SIGKILL)
+    for path in stack.arena(node).glob("*.*"):
+        path.unlink(missing_ok=True)
 
 
 def strike(stack, launch, rng):

@@ -13,6 +13,9 @@ from holdfast.core.rounds import LaunchView, Place
 
 HEARD_S_MAX = 5.0
 """So long a notice is not answered before ranks are told to save and to end."""
+SPARE_S_MAX = 2.0
+"""Less is told than is left, so that metadata ends the round first, and says what is lost."""
+SPARE_PART = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,12 @@ class Going:
 
     since_s: float
     over_s: float
+
+    @property
+    def told_s(self) -> float:
+        """How much time metadata is told that there is."""
+        left_s = self.over_s - self.since_s
+        return left_s - min(SPARE_S_MAX, SPARE_PART * left_s)
 
     def waits_s(self, view: LaunchView, now_s: float) -> float:
         """Return how long it still waits for another view than ``view``."""

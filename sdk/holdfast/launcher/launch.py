@@ -188,9 +188,9 @@ class Launcher:
 
     def _follow(self) -> None:
         view, now_s = self._view, time.monotonic()
-        if self._going and not self._stopped_by and not view.ending:
-            if self._going.is_to_end(view, self._place, now_s):
-                self._signalled(signal.SIGTERM)
+        going = self._going if not self._stopped_by and view.ending is None else None
+        if going and going.is_to_end(view, self._place, now_s):
+            self._signalled(signal.SIGTERM)
         if view.ending is not None:
             self._end_ranks()
             if view.ending.code:
@@ -356,7 +356,8 @@ class Launcher:
     # -------------------------------------------------------------------------- the standbys
 
     def _missing_standbys(self) -> list[int]:
-        if self._stopped_by or self._last_word is not None or not self._preload:
+        ends = self._stopped_by or self._going or self._last_word
+        if ends or not self._preload:
             return []
         return [n for n in range(self._ranks_count + self._spares) if n not in self._standbys]
 
@@ -415,8 +416,8 @@ class Launcher:
         self._tell(f"this node will be taken away ({reason}): others go on without it, if enough")
         left_s = min(seconds_left(reason) or self._options.grace_s, NOTICE_S_MAX)
         now_s = time.monotonic()
-        self._going = Going(since_s=now_s, over_s=now_s + left_s)
-        self._conversation.say(lambda report: replace(report, goes_in_s=left_s))
+        self._going = going = Going(since_s=now_s, over_s=now_s + left_s)
+        self._conversation.say(lambda report: replace(report, goes_in_s=going.told_s))
 
     def _stop(self, number: int) -> None:
         """Have the ranks save and end."""

@@ -126,7 +126,7 @@ def seconds_left(reason: str) -> float | None:
     It says so as JSON with a ``time``, as that of AWS does.
     """
     try:
-        at = datetime.fromisoformat(json.loads(reason)["time"].replace("Z", "+00:00"))
+        at = datetime.fromisoformat(json.loads(reason)["time"])
         left_s = (at - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

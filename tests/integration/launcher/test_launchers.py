@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tests.integration.launcher.harness import kill, until
 
+from holdfast_services.metadata.domain.launch import EndReason
+from holdfast_services.metadata.domain.rounds import Tick
+
 PLAIN = ("--no-standby",)
 
 
@@ -189,6 +192,49 @@ def test_a_notice_that_a_node_will_be_taken_away_ends_the_launch_as_sigterm_does
     assert cluster.codes() == [143]
     assert "this node will be taken away (maintenance): ranks save and end" in cluster.said()
     assert (cluster.folder / "round-1-rank-0.saved").read_text() == str(int(signal.SIGTERM))
+
+
+COUNTS = """
+from holdfast.training.progress import Progress
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+if ROUND == 1:
+    Progress().advance(5, 0.0)
+    ME.with_suffix(".ready").write_text("")
+    forever()
+"""
+
+
+def test_a_notice_to_ranks_that_count_steps_ends_the_round_and_others_go_on(cluster):
+    cluster.script(COUNTS)
+    notice = cluster.folder / "notice"
+    for node in ("a", "b"):
+        told = ("--notice", f"file:{notice}") if node == "b" else ()
+        cluster.launcher(node, "--nnodes", "1:2", *told, *PLAIN)
+    for rank in (0, 1):
+        cluster.pid(1, rank)
+        until((cluster.folder / f"round-1-rank-{rank}.ready").exists, "a step is done")
+    notice.write_text("maintenance\n")
+    launch = cluster.decision.until(lambda one: one.end, "the round is to end")
+    assert (1, EndReason.NOTICE) == (launch.number, launch.end.reason)
+    assert launch.on
+    cluster.decision.feed(Tick(saved=True))
+
+    assert cluster.codes() == [0, 143]
+    assert "others go on without it" in cluster.said()
+    assert "round 2 begins: 1 rank on 1 node" in cluster.said()
+    assert "has failed" not in cluster.said()
+
+
+def test_with_too_few_others_a_notice_has_all_ranks_save_and_end(cluster):
+    cluster.script(COUNTS.replace("sys.exit(3)", "sys.exit(128 + 15)"))
+    notice = cluster.folder / "notice"
+    two(cluster, "--notice", f"file:{notice}", *PLAIN)
+    for rank in (0, 1):
+        cluster.pid(1, rank)
+        until((cluster.folder / f"round-1-rank-{rank}.ready").exists, "a step is done")
+    notice.write_text("maintenance\n")
+
+    assert cluster.codes() == [143, 143]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

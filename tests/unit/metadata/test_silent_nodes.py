@@ -247,7 +247,7 @@ def test_one_that_has_ended_well_without_being_heard_ends_the_launch(two):
 
 
 def test_a_wish_to_end_the_round_outlives_a_silence(two):
-    two.feed(EndAsked(reason=EndReason.NOTICE))
+    two.feed(EndAsked(reason=EndReason.RESCALE))
     lose(two, "bb")
     two.tick(10.0)
     two.say("bb")

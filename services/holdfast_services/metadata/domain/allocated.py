@@ -114,8 +114,8 @@ def rescaling(launch: Launch, now_s: float) -> Launch:
         return launch
     if launch.on and is_met(launch):
         launch = replace(launch, allocated=launch.allocation.number)
-    if launch.end is not None and launch.end.reason is EndReason.RESCALE:
-        return launch
+    if launch.end is not None and launch.end.reason is not EndReason.GROWTH:
+        return launch  # the round that follows is of the allocation, whatever this one ends for
     if may_rescale(launch) and _is_warm(launch, now_s):
         end = RoundEnd(reason=EndReason.RESCALE, asked_at_s=now_s)
         return replace(launch, end=end)

@@ -119,8 +119,9 @@ def _moved(run: Run, nodes: Mapping[str, Node], now_s: float) -> CheckpointId | 
     """
     if not has_last_step(run, now_s):
         return None
-    if any(status.report.step for status in status_by_rank(run, nodes).values()):
-        return last_step(run, now_s)
+    last = last_step(run, now_s)
+    if last or any(status.report.step for status in status_by_rank(run, nodes).values()):
+        return last
     mine = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
     return max((r.id for r in mine if r.local_at_s > run.announced_at_s), default=None)
 
