@@ -29,7 +29,7 @@ from holdfast_services.metadata.domain.drains import Drained, drained
 from holdfast_services.metadata.domain.early_copies import early_copies
 from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
 from holdfast_services.metadata.domain.launch import Launch
-from holdfast_services.metadata.domain.left_behind import (
+from holdfast_services.metadata.domain.going_shards import (
     copies_before_nodes_go,
     from_who_stay,
     going_nodes,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.launch import Launch, RoundEnd
-from holdfast_services.metadata.domain.left_behind import left_behind
+from holdfast_services.metadata.domain.going_shards import going_shards
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.save_announcement import NEWS_TRAVEL_S, training
 
@@ -63,4 +63,4 @@ def _has_saved(
     if not (saved and end.copied and going):
         return bool(saved)
     sources = gather(run.id, tuple(nodes.values()), now_s, run.stored).sources
-    return any(not left_behind(sources.get(key, {}), going) for key in saved)
+    return any(not going_shards(sources.get(key, {}), going) for key in saved)

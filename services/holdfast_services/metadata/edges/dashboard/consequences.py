@@ -11,6 +11,8 @@ CONSEQUENCES = {
     "round_failed": "What was trained since the newest checkpoint is trained again.",
     "launch_failed": "Nobody starts the job again until a user does.",
     "node_unheard": "If only its agent is away ranks go on; else they wait for a node.",
+    "node_goes": "The job goes on without it after a step that is saved, if others are enough.",
+    "notice_over": "What no other node holds is lost with that one.",
     "node_left_out": "The job goes on without this node for an hour.",
     "step_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",
     "save_abandoned": "This step is no checkpoint; training goes on, and the next save counts.",

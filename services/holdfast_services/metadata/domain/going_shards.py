@@ -33,7 +33,7 @@ def going_nodes(launches: Iterable[Launch]) -> frozenset[str]:
     return frozenset(o.node for launch in launches for o in launch.launchers if o.goes_at_s)
 
 
-def left_behind(copies: CheckpointCopies, going: Collection[str]) -> tuple[ShardCopies, ...]:
+def going_shards(copies: CheckpointCopies, going: Collection[str]) -> tuple[ShardCopies, ...]:
     """Return the shards of a checkpoint that go with the nodes: nobody who stays has them."""
     return tuple(item for _, item in sorted(copies.items()) if _goes(item, going))
 
@@ -62,7 +62,7 @@ def copies_before_nodes_go(
         coming = _coming(repairs.get(run.id, {}), going)
         where = places(run, live)
         wanted: dict[str, list[Want]] = {}
-        for item in left_behind(copies, going):
+        for item in going_shards(copies, going):
             node = _target(run, item, where, going, left_bytes)
             if node is None or item.shard.id in coming:
                 continue
@@ -84,14 +84,14 @@ def notice_over(
 ) -> Event | None:
     """Return what people are told of a run whose round ends as there is no time any more.
 
-    None: nothing of it is left behind.
+    None: nothing of it goes with a node.
     """
     over = f"{run.job}: the notice of node {', '.join(sorted(going))} is over"
     key = _moved(run, nodes, now_s)
     if key is None:
         text = f"{over} and no last step was saved: what came after the newest one is done again"
         return _event(run, text, {})
-    items = left_behind(evidence.sources.get(key, {}), going)
+    items = going_shards(evidence.sources.get(key, {}), going)
     if not items:
         return None
     ranks = [str(item.shard.id.rank) for item in items]

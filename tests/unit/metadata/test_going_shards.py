@@ -16,10 +16,10 @@ from holdfast.core.sources import Memory, Object, Piece, Rebuilt
 from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.early_copies import LAST_STEP_S_MAX
 from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
-from holdfast_services.metadata.domain.left_behind import (
+from holdfast_services.metadata.domain.going_shards import (
     RANKS_NAMED_MAX,
     from_who_stay,
-    left_behind,
+    going_shards,
     notice_over,
 )
 from holdfast_services.metadata.domain.notices import who_go
@@ -198,25 +198,25 @@ def test_copies_that_are_made_up_on_nodes_that_go_are_none(cluster):
 def left(cluster, *going):
     evidence = gather(RUN, tuple(cluster.nodes.values()), cluster.now_s, cluster.run.stored)
     copies = evidence.sources.get(cluster.run.checkpoints[0].id, {})
-    return tuple(int(item.shard.id.rank) for item in left_behind(copies, going))
+    return tuple(int(item.shard.id.rank) for item in going_shards(copies, going))
 
 
 def test_what_is_durable_or_follows_from_others_goes_with_nobody(three):
     key = three.run.checkpoints[0].id
     evidence = gather(RUN, tuple(three.nodes.values()), three.now_s)
     copies = dict(evidence.sources[key])
-    [item] = left_behind(copies, {"c"})
+    [item] = going_shards(copies, {"c"})
 
-    assert () == left_behind({item.shard.id: replace(item, object=True)}, {"c"})
+    assert () == going_shards({item.shard.id: replace(item, object=True)}, {"c"})
     both, alone = (
         Piece(number=0, nodes=nodes, is_element=True, root_digest=b"")
         for nodes in (("a", "c"), ("c",))
     )
     stays = Rebuilt(stripe="s", pieces=(both,))
     goes = Rebuilt(stripe="s", pieces=(both, alone))
-    assert () == left_behind({item.shard.id: replace(item, rebuilt=stays)}, {"c"})
+    assert () == going_shards({item.shard.id: replace(item, rebuilt=stays)}, {"c"})
     assert (item.shard.id,) == tuple(
-        i.shard.id for i in left_behind({item.shard.id: replace(item, rebuilt=goes)}, {"c"})
+        i.shard.id for i in going_shards({item.shard.id: replace(item, rebuilt=goes)}, {"c"})
     )
 
 
