@@ -15,13 +15,13 @@ from holdfast.core.node_view import Want, WantReason
 from holdfast.core.sources import Memory, Object, Piece, Rebuilt
 from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.early_copies import LAST_STEP_S_MAX
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
 from holdfast_services.metadata.domain.going_shards import (
     RANKS_NAMED_MAX,
     from_who_stay,
     going_shards,
     notice_over,
 )
+from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
 from holdfast_services.metadata.domain.notices import who_go
 
 

@@ -28,12 +28,12 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
 from holdfast_services.metadata.domain.drains import Drained, drained
 from holdfast_services.metadata.domain.early_copies import early_copies
 from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
-from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.going_shards import (
     copies_before_nodes_go,
     from_who_stay,
     going_nodes,
 )
+from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage

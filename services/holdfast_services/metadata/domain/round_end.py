@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from holdfast_services.metadata.domain.believed_copies import gather
-from holdfast_services.metadata.domain.launch import Launch, RoundEnd
 from holdfast_services.metadata.domain.going_shards import going_shards
+from holdfast_services.metadata.domain.launch import Launch, RoundEnd
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.save_announcement import NEWS_TRAVEL_S, training
 

@@ -19,8 +19,8 @@ from holdfast_services.metadata.domain import (
     save_announcement,
 )
 from holdfast_services.metadata.domain.believed_copies import gather
-from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.going_shards import notice_over
+from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
 from holdfast_services.metadata.domain.rounds import (
     Allocated,
