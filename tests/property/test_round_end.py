@@ -15,6 +15,7 @@ from tests.unit.metadata.launchers import Cluster as Launches
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import named_nonce
 from holdfast.core.decision import DecisionState
+from holdfast.core.rounds import RESTARTS_MAX
 from holdfast_services.metadata.domain import round_end, rounds
 from holdfast_services.metadata.domain.launch import EndReason
 from holdfast_services.metadata.domain.rounds import EndAsked, Gone, Tick
@@ -52,7 +53,9 @@ class RoundEnds(RuleBasedStateMachine):
         steps=st.sampled_from([0, 1, 3]),
     )
     def begin(self, first, interval_s, steps):
-        self.launches = Launches(nodes_min=1, nodes_max=3, shrink_after_s=0.0)
+        self.launches = Launches(
+            nodes_min=1, nodes_max=3, shrink_after_s=0.0, restarts_max=RESTARTS_MAX
+        )
         self.catalogue = Catalogue()
         self.interval_s, self.every = interval_s, steps
         self.ranks = {}

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.core.rounds import LauncherReport, LaunchView, RankFailure, Terms
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain import round_view, rounds
+from holdfast_services.metadata.domain import notices, round_view, rounds
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.rounds import Gone, Reported, Silent, Tick
 
@@ -66,6 +66,7 @@ class Rounds(RuleBasedStateMachine):
                 assert self.launch.nonce not in self.nonces, "a nonce names one round"
                 assert master(before) != master(self.launch), "old ranks would meet new ones"
                 self.nonces[self.launch.nonce] = self.launch.members
+                assert not notices.who_go(self.launch), "a round begins with nodes that stay"
 
     def say(self, process, **what):
         report = process.report
@@ -139,6 +140,13 @@ class Rounds(RuleBasedStateMachine):
         if process:
             self.say(process, stopping=True)
 
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 5.0, 60.0]))
+    def notice(self, data, seconds):
+        """Its node will be taken away, or will not after all."""
+        process = self.some(data, lambda p: p.alive)
+        if process:
+            self.say(process, goes_in_s=seconds)
+
     @rule(data=st.data())
     def leave(self, data):
         process = self.some(data, lambda p: p.alive)
@@ -189,7 +197,7 @@ class Rounds(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 3.0, 31.0]), saved=st.booleans())
     def wait(self, seconds, saved):
         self.now_s += seconds
-        self.feed(Tick(saved=saved))
+        self.feed(Tick(saved=saved, late=notices.is_over(self.launch, self.now_s + 0.01)))
 
     @invariant()
     def a_round_has_what_it_needs(self):
@@ -211,6 +219,10 @@ class Rounds(RuleBasedStateMachine):
                 for rank in range(place.first_rank, place.first_rank + member.ranks)
             ]
             assert ranks == list(range(places[0].world_size)), "each rank once"
+        if launch.on and notices.who_go(launch) and not launch.stopping:
+            assert launch.end, "it ends for who goes"
+            stay = [o for o in launch.launchers if not (o.goes_at_s or o.stopping)]
+            assert len(stay) >= launch.terms.nodes_min, "and the others go on"
         for one in launch.silent:
             assert launch.on or launch.stopping or launch.ending, "nobody waits for it"
             assert launch.takes_part(one.id)

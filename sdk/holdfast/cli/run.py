@@ -278,8 +278,8 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="file:PATH|http://URL|aws|gcp",
         help="The node will be taken away once this file is there, this address answers, or the "
-        "cloud says so: the ranks save and end, as after SIGTERM. This option may be given several "
-        "times.",
+        "cloud says so: all ranks save a step, and with MIN:MAX the other nodes go on from it. "
+        "This option may be given several times.",
     )
     command.add_argument(
         "--grace",
@@ -287,7 +287,8 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=30.0,
         metavar="SPAN",
-        help="The ranks have so long to end after SIGTERM or Ctrl-C (default 30s).",
+        help="The ranks have so long to end after SIGTERM or Ctrl-C, and others to copy after a "
+        "notice that does not say when it is over (default 30s).",
     )
     command.add_argument(
         "--no-standby",
