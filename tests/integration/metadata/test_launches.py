@@ -353,6 +353,68 @@ async def test_a_round_is_ended_on_request_once_all_copies_are_made(database_url
         assert (await service.read(lambda c: c.launch("gpt/small"))).number == 2
 
 
+async def goes(service, kit, agents, seconds):
+    """Two nodes train without copies, one has a notice, and both have saved a last step."""
+    terms = replace(TERMS, nodes_min=1, shrink_after_s=600.0)
+    await service.ask(request("aa", terms=terms))
+    nonce = (await service.ask(request("bb", terms=terms))).place.nonce
+    seat = await kit.launch(service, agents, named_nonce(nonce), replicas=0)
+    for rank, agent in enumerate(agents):
+        agent.serve(seat, rank, step=5, step_s=1.0, loaded=True)
+        await service.report(agent.inventory())
+    said = {"terms": terms, "port": 7001, "round": nonce}
+    await service.ask(request("aa", sequence=2, **said))
+    heard = await service.ask(request("bb", sequence=2, goes_in_s=seconds, **said))
+    assert heard.goes
+    last = await announced(service, seat)
+    assert last.reason.ends_round, "at once, not with the next tick"
+    for rank, agent in enumerate(agents):
+        agent.serve(seat, rank, step=last.step, step_s=1.0, loaded=True)
+        agent.hold(seat.run, last.step, seat.generation, rank)
+        await service.report(agent.inventory())
+    return seat, last.step
+
+
+async def launched(service):
+    return await service.read(lambda c: c.launch("gpt/small"))
+
+
+async def test_a_round_ends_for_a_node_that_goes_once_others_have_what_it_alone_holds(
+    database_url, kit
+):
+    """ADR 0077, and a restart of the service in the middle."""
+    agents = [kit.Agent("aa"), kit.Agent("bb")]
+    async with kit.running(database_url) as service:
+        seat, step = await goes(service, kit, agents, 3600.0)
+        await tick(service)
+        assert (await launched(service)).number == 1
+    async with kit.running(database_url, clock=True) as service:
+        wants = (await service.report(agents[0].inventory())).wants
+        assert [(step, 1)] == [(want.shard.id.step, want.shard.id.rank) for want in wants]
+        agents[0].hold(seat.run, step, seat.generation, 1, owner="bb")
+        await service.report(agents[0].inventory())
+        await tick(service)
+        launch = await launched(service)
+        kinds = [event["kind"] for event in await service.read(lambda c: c.last_events(100))]
+
+    assert (2, ["aa"]) == (launch.number, [member.node for member in launch.members])
+    assert "notice_over" not in kinds
+
+
+async def test_a_round_ends_with_the_notice_of_a_node_whatever_goes_with_it(database_url, kit):
+    agents = [kit.Agent("aa"), kit.Agent("bb")]
+    async with kit.running(database_url) as service:
+        await goes(service, kit, agents, 1e-6)
+        await tick(service)
+        launch = await launched(service)
+        await tick(service)
+        events = await service.read(lambda c: c.last_events(100))
+
+    assert (2, ["aa"]) == (launch.number, [member.node for member in launch.members])
+    [told] = [event["message"] for event in events if event["kind"] == "notice_over"]
+    assert "it alone has the shards of ranks 1" in told
+
+
 async def test_a_wish_outlives_the_service(database_url, kit, agents):
     async with kit.running(database_url) as service:
         await trained(service, kit, agents[0], step=5)

@@ -270,13 +270,24 @@ def test_one_rank_alone_makes_no_step_safe(trains):
     assert not safe(trains)
 
 
+def test_where_some_nodes_will_go_all_copies_are_made_first(trains):
+    last = announce(trains)
+    for rank, node in enumerate(("n0", "n1")):
+        trains.hold(node, last.step, trains.run.generation, rank)
+    at(trains, last.step, last.step)
+
+    assert safe(trains)
+    assert not safe(trains, copied=True)
+    trains.commit(last.step, trains.run.generation, "n0", "n1")
+    assert safe(trains, copied=True)
+
+
 def test_where_a_node_will_go_what_it_alone_has_is_copied_first(trains):
     last = announce(trains)
     for rank, node in enumerate(("n0", "n1")):
         trains.hold(node, last.step, trains.run.generation, rank)
     at(trains, last.step, last.step)
 
-    assert safe(trains, copied=True), "nobody goes"
     assert safe(trains, going={"n1"}), "nobody waits for that"
     assert not safe(trains, copied=True, going={"n1"})
     trains.hold("n1", last.step, trains.run.generation, 0, owner="n0")

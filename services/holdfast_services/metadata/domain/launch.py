@@ -85,7 +85,8 @@ _END_REASONS = {
 class RoundEnd:
     """The wish that the round ends after a step that all ranks have saved.
 
-    ``copied``: not before what only nodes have of it that will be taken away lies elsewhere, too.
+    ``copied``: not before all copies of the step are made, since nodes will go; where it is known
+    which, not before others have what only they hold of it.
     """
 
     reason: EndReason

@@ -55,12 +55,14 @@ def _has_saved(
     silent = all(status.report.step == 0 for status in statuses.values())
     rows = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
     saved = [
-        r.id
+        r
         for r in rows
         if r.id.step >= announced.step
         or (silent and end.asked_at_s < r.local_at_s < now_s - NEWS_TRAVEL_S)
     ]
-    if not (saved and end.copied and going):
+    if not (saved and end.copied):
         return bool(saved)
+    if not going:
+        return any(row.acknowledged for row in saved)
     sources = gather(run.id, tuple(nodes.values()), now_s, run.stored).sources
-    return any(not going_shards(sources.get(key, {}), going) for key in saved)
+    return any(not going_shards(sources.get(row.id, {}), going) for row in saved)
