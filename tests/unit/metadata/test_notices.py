@@ -44,6 +44,8 @@ def test_a_notice_ends_the_round_after_a_saved_step_and_others_go_on_at_once(thr
     assert not three.view("aa").goes
     assert not three.view("bb").stop
     assert three.launch.number == 1, "until the step is saved"
+    three.tick(5.0)
+    assert asked == three.launch.end, "one wish, however old"
 
     three.tick(saved=True)
 
@@ -182,6 +184,25 @@ def test_a_notice_between_rounds_or_as_one_begins_keeps_the_node_out():
 
     cluster.say("cc", goes_in_s=30.0)
     assert cluster.launch.stopping, "its ranks have not begun, and nobody else is here"
+
+
+def test_a_notice_while_nodes_are_awaited_ends_no_launch():
+    two = two_nodes()
+    two.feed(Gone(frozenset({"aa" * 16})))
+    two.say("bb", goes_in_s=30.0)
+    assert not two.launch.stopping
+
+    two.say("cc")
+    two.say("dd")
+    assert ["cc", "dd"] == sorted(nodes(two))
+
+
+def test_a_node_in_reserve_that_goes_ends_no_round(three):
+    three.say("dd", goes_in_s=30.0)
+
+    assert three.view("dd").goes
+    assert three.launch.end is None
+    assert not three.launch.stopping
 
 
 @pytest.mark.parametrize("event", [Gone, Silent])

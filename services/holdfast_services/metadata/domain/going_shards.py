@@ -102,8 +102,8 @@ def notice_over(
 
 
 def _goes(item: ShardCopies, going: Collection[str]) -> bool:
-    here = bool(item.nodes) and all(node in going for node in item.nodes)
-    return here and not item.object and not _is_rebuilt(item, going)
+    stays = any(node not in going for node in item.nodes)
+    return not (stays or item.object or _is_rebuilt(item, going))
 
 
 def _is_rebuilt(item: ShardCopies, going: Collection[str]) -> bool:

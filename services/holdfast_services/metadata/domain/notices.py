@@ -32,7 +32,7 @@ def who_go(launch: Launch) -> tuple[Launcher, ...]:
 
 def wished(launch: Launch, now_s: float) -> Launch:
     """Return the launch whose round ends as a node of it goes; with too few others it stops."""
-    if not launch.on or launch.stopping or not who_go(launch):
+    if not launch.on or not who_go(launch):
         return launch
     others = [o for o in launch.launchers if not (o.goes_at_s or o.stopping or o.left_out)]
     if not left_out.is_enough(launch, others):
