@@ -94,6 +94,13 @@ def test_a_notice_of_another_job_is_one_of_the_node(three):
     assert {"a": [2]} == wanted(three)
 
 
+def test_the_ring_goes_on_after_the_node(three):
+    go(three, "a")
+    assert {"b": [0]} == wanted(three)
+    go(three, "b")
+    assert {"c": [1]} == wanted(three)
+
+
 @pytest.mark.parametrize(("a", "b", "where"), [(99, 100, {"b": [2]}), (99, 99, {})])
 def test_who_has_no_room_is_passed_by(three, a, b, where):
     three.machines["a"].room_bytes, three.machines["b"].room_bytes = a, b
@@ -178,6 +185,14 @@ def test_of_a_script_that_saves_by_itself_the_next_step_is_the_last_one(three):
     assert {"a": [2]} == wanted(three)
     announce(three, step=1000)
     assert {} == wanted(three), "it was saved before the notice"
+    announce(three, step=1000, ago_s=1.0)
+    says_steps(three, "a", "b", "c")
+    assert {} == wanted(three), "its ranks say how far they are"
+
+
+def test_of_a_script_that_saves_by_itself_nothing_is_moved_before_a_notice(three):
+    three.run = replace(three.run, announcement=None, announced_at_s=0.0)
+    assert {} == wanted(three)
 
 
 def test_copies_that_are_made_up_where_a_node_stays_are_not_made_twice(cluster):
@@ -231,13 +246,13 @@ def test_a_node_that_goes_is_the_last_source_but_for_the_store():
 
 
 def test_views_name_it_last(cluster):
-    has_ended(cluster, "a", "b", "c", replicas=1)
-    cluster.hold("b", STEP, 1, 2, world=3, owner="c")
+    has_ended(cluster, "a", "b", "c", replicas=2)
+    cluster.hold("b", STEP, 1, 0, world=3, owner="a")
     cluster.report("b")
-    go(cluster, "c")
-    [want] = cluster.view("a").wants
+    go(cluster, "a")
+    [want, _] = cluster.view("c").wants
 
-    assert (Memory("b"), Memory("c")) == want.sources
+    assert (Memory("b"), Memory("a")) == want.sources
 
 
 def test_people_are_told_what_a_node_took_with_it(three):
