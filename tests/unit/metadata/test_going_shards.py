@@ -21,8 +21,15 @@ from holdfast_services.metadata.domain.going_shards import (
     going_shards,
     notice_over,
 )
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
+from holdfast_services.metadata.domain.launch import (
+    EndReason,
+    Launch,
+    Launcher,
+    Member,
+    RoundEnd,
+)
 from holdfast_services.metadata.domain.notices import who_go
+from holdfast_services.metadata.domain.round_end import is_safe
 
 
 def go(cluster, *going, job=JOB, others=("a", "b", "c")):
@@ -99,6 +106,24 @@ def test_the_ring_goes_on_after_the_node(three):
     assert {"b": [0]} == wanted(three)
     go(three, "b")
     assert {"c": [1]} == wanted(three)
+
+
+def test_the_round_ends_once_others_have_what_a_node_alone_holds(three):
+    says_steps(three, "a", "b", "c")
+    asked = RoundEnd(reason=EndReason.NOTICE, asked_at_s=three.now_s, copied=True)
+
+    def safe(*going, end=asked):
+        return is_safe([three.run], three.nodes, end, three.now_s, going)
+
+    assert not safe("c")
+    assert safe("c", end=replace(asked, copied=False)), "nobody waits for that"
+    three.hold("c", STEP, 1, 0, world=3, owner="a")
+    three.report("c")
+    assert not safe("c"), "it is what stays that lies twice"
+    three.hold("b", STEP, 1, 2, world=3, owner="c")
+    three.report("b")
+    assert safe("c")
+    assert not safe("b", "c")
 
 
 @pytest.mark.parametrize(("a", "b", "where"), [(99, 100, {"b": [2]}), (99, 99, {})])

@@ -192,9 +192,9 @@ def announce(cluster):
     return cluster.run.announcement
 
 
-def safe(cluster, going=(), **end):
+def safe(cluster, **end):
     wish = replace(cluster.end, **end)
-    return is_safe([cluster.run], cluster.nodes, wish, cluster.now_s, going)
+    return is_safe([cluster.run], cluster.nodes, wish, cluster.now_s)
 
 
 def test_a_last_step_is_announced_ahead_and_ends_the_round_once_it_is_committed(trains):
@@ -280,23 +280,6 @@ def test_where_some_nodes_will_go_all_copies_are_made_first(trains):
     assert not safe(trains, copied=True)
     trains.commit(last.step, trains.run.generation, "n0", "n1")
     assert safe(trains, copied=True)
-
-
-def test_where_a_node_will_go_what_it_alone_has_is_copied_first(trains):
-    last = announce(trains)
-    for rank, node in enumerate(("n0", "n1")):
-        trains.hold(node, last.step, trains.run.generation, rank)
-    at(trains, last.step, last.step)
-
-    assert safe(trains, going={"n1"}), "nobody waits for that"
-    assert not safe(trains, copied=True, going={"n1"})
-    trains.hold("n1", last.step, trains.run.generation, 0, owner="n0")
-    trains.report("n1")
-    assert not safe(trains, copied=True, going={"n1"}), "it is what stays that lies twice"
-    trains.hold("n0", last.step, trains.run.generation, 1, owner="n1")
-    trains.report("n0")
-    assert safe(trains, copied=True, going={"n1"})
-    assert not safe(trains, copied=True, going={"n0", "n1"})
 
 
 def test_while_ranks_wait_at_the_last_step_no_other_is_announced(trains):
