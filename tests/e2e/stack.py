@@ -22,10 +22,13 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.servers.nursery import NURSERY, QUICK, Child
 from tests.servers.processes import free_port
+from tests.servers.services import SERVICES
 
+from holdfast import embedded
 from holdfast.cli.arguments import parse
 from holdfast.embedded import StackRequest, ensure_stack, stop_stack
 from holdfast.errors import NotFoundError
@@ -68,9 +71,11 @@ def processes(*words: str) -> list[int]:
 
 
 class Stack:
-    """``holdfast up`` in a folder of its own."""
+    """``holdfast up`` in a folder of its own, its services forked, or started from nothing."""
 
-    def __init__(self, home: Path, nodes: int, *options: str, **settings: str) -> None:
+    def __init__(
+        self, home: Path, nodes: int, *options: str, forked: bool = True, **settings: str
+    ) -> None:
         self.home = home
         self._settings = settings
         self._logs = itertools.count()
@@ -78,7 +83,12 @@ class Stack:
         asked = parse(["up", "--nodes", str(nodes), *options])
         request = StackRequest(nodes_count=nodes, scheduler=asked.scheduler, gpus=asked.gpus)
         # In this process: another one would cost more than what it does; test_stack has one.
-        ensure_stack(home, request, environ=self._environment())
+        with (
+            mock.patch.object(embedded, "_run_supervisor", SERVICES.supervise)
+            if forked
+            else contextlib.nullcontext()
+        ):
+            ensure_stack(home, request, environ=self._environment())
         self.reread()
 
     def reread(self) -> None:
@@ -259,15 +269,18 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def running_stack(nodes: int, *options: str, **settings: str) -> Iterator[Stack]:
+def running_stack(
+    nodes: int, *options: str, forked: bool = True, **settings: str
+) -> Iterator[Stack]:
     """Run a stack in a short temporary folder; stop it and remove the folder after.
 
-    ``options`` are more words for ``holdfast up``.
+    ``options`` are more words for ``holdfast up``; its services are ``forked`` or start from
+    nothing.
     """
     home = Path(tempfile.mkdtemp(prefix="hf-"))
     stack: Stack | None = None
     try:
-        stack = Stack(home, nodes, *options, **settings)
+        stack = Stack(home, nodes, *options, forked=forked, **settings)
         yield stack
     finally:
         if stack is not None:
@@ -282,8 +295,8 @@ class SharedStack:
     stack.
     """
 
-    def __init__(self, nodes: int, **settings: str) -> None:
-        self._make = functools.partial(running_stack, nodes, **settings)
+    def __init__(self, nodes: int, *, forked: bool = True, **settings: str) -> None:
+        self._make = functools.partial(running_stack, nodes, forked=forked, **settings)
         self._stacks = contextlib.ExitStack()
         self._stack: Stack | None = None
 

@@ -57,14 +57,16 @@ def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
     The model that it comes back into is on the meta device and has no memory until then, except
     for DDP, which wants to see values.
     """
-    calm = launch(stack, f"calm-{mesh}", mesh, world_size, "--calm").succeed()
-    launch(stack, mesh, mesh, world_size, "--kill-at", "6", "--kill-ranks", "1").wait()
+    steps = ("--steps", "5")
+    calm = launch(stack, f"calm-{mesh}", mesh, world_size, "--calm", *steps).succeed()
+    killed = ("--kill-at", "4", "--kill-ranks", "1")
+    launch(stack, mesh, mesh, world_size, *steps, *killed).wait()
     lengths = {path.stat().st_size for path in stack.arena(0).glob("*.seg")}
 
     meta = [] if mesh == "zero" else ["--meta"]
-    outputs = launch(stack, mesh, mesh, world_size, *meta).succeed()
+    outputs = launch(stack, mesh, mesh, world_size, *steps, *meta).succeed()
 
-    assert [restored(text) for text in outputs] == [5] * world_size
+    assert [restored(text) for text in outputs] == [3] * world_size
     assert [final(text) for text in outputs] == [final(text) for text in calm]
     for text in outputs:
         assert "fetching" not in text
@@ -158,7 +160,7 @@ def test_experts_are_dealt_out_to_other_ranks_after_each_kill(stack):
     def train(job, world_size, *more):
         return stack.ranks("--job", job, *more, world_size=world_size, nodes=(0, 1), script=script)
 
-    [alone] = train("alone", 1, "--steps", "18").succeed()
+    [alone] = train("alone", 1, "--steps", "12").succeed()
     expected, steps = digests(alone, "step"), 0
     for world_size, more in (
         (4, ["--experts", "2"]),
@@ -168,14 +170,14 @@ def test_experts_are_dealt_out_to_other_ranks_after_each_kill(stack):
         (4, ["--experts", "1"]),
         (1, []),
     ):
-        steps += 3
+        steps += 2
         ranks = train("experts", world_size, *more, "--steps", str(steps), "--kill-at", str(steps))
         ranks.wait()
 
         for text in ranks.outputs:
             loaded, made = digests(text, "loaded"), digests(text, "step")
             [begun] = loaded
-            assert begun == max(0, steps - 4), more
+            assert begun == max(0, steps - 3), more
             assert made.keys() == set(range(begun + 1, steps)), more
             assert all(expected[step] == digest for step, digest in made.items()), more
             assert not begun or loaded[begun] == expected[begun], more

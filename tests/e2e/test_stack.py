@@ -35,13 +35,13 @@ print(agent_socket(os.environ, world_size=4, local_world_size=4))
 """
 
 
-STACK = SharedStack(nodes=2)
+STACK = SharedStack(nodes=2, forked=False)
 
 
 @pytest.fixture
 def own_stack():
     """Two nodes that a test may stop."""
-    with running_stack(nodes=2) as running:
+    with running_stack(nodes=2, forked=False) as running:
         yield running
 
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,9 +32,12 @@ POLL_S = 0.02
 
 
 class Nursery:
-    """The nursery's process, as tests hold it."""
+    """The nursery's process, as tests hold it: a module, its words, and more of its environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, *words: str, **environ: str) -> None:
+        self._command = (sys.executable, "-m", module, *words)
+        self._environ = environ
+        self._one_at_a_time = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, script: Path, *arguments: str, env: Mapping[str, str], log: Path) -> Child:
@@ -71,21 +74,22 @@ class Nursery:
 
     def ask(self, **command: Any) -> Any:
         """Return the nursery's answer."""
-        process = self._process or self._begin()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(command) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        with self._one_at_a_time:
+            process = self._process or self._begin()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(command) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
 
     def _begin(self) -> subprocess.Popen[str]:
         paths = (str(ROOT), str(ROOT / "sdk"), str(ROOT / "services"))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.servers.nursery"],
+            self._command,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths),
-                "OMP_NUM_THREADS": "1", "GRPC_ENABLE_FORK_SUPPORT": "0",
+                "OMP_NUM_THREADS": "1", "GRPC_ENABLE_FORK_SUPPORT": "0", **self._environ,
             },
         )  # fmt: skip
         return self._process
@@ -128,21 +132,27 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-NURSERY = Nursery()
+NURSERY = Nursery("tests.servers.nursery")
 """One for all tests of a process; it begins with the first rank and ends with that process."""
 
 
 def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> NoReturn:
     """Be a fresh process that runs ``script``."""
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (out, 1), (out, 2)):
-        os.dup2(old, new)
+    redirect(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
     end(run(script))
+
+
+def redirect(out: int) -> None:
+    """Have ``out`` for standard output and error, and nothing to read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for old, new in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(old, new)
+    os.close(nothing)
+    os.close(out)
 
 
 def run(script: str) -> int:
@@ -180,18 +190,13 @@ def ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def main() -> NoReturn:
-    """Fork and ask until the input ends."""
-
-    import torch._dynamo  # noqa: F401 - an optimizer's first step wants it, a second of import
-
-    import holdfast.checkpointer  # noqa: F401
-
+def attend(word: str, live: Callable[..., NoReturn]) -> NoReturn:
+    """Fork and ask until the input ends: a command with ``word`` is lived, in a child."""
     gc.freeze()  # a rank's search for garbage would copy all pages with objects
     running: set[int] = set()
     for line in iter(sys.stdin.readline, ""):
         command = json.loads(line)
-        if "script" not in command:
+        if word not in command:
             answer = ended(command["pid"])
             running -= {command["pid"]} if answer is not None else set()
         elif (answer := os.fork()) == 0:
@@ -206,4 +211,8 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    import torch._dynamo  # noqa: F401 - an optimizer's first step wants it, a second of import
+
+    import holdfast.checkpointer  # noqa: F401
+
+    attend("script", live)

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+from tests.servers.nursery import Child
+from tests.servers.services import SERVICES
 
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
@@ -179,7 +181,7 @@ def want(
 
 
 class Node:
-    """One agent process, run by the command ``under``, if there is one."""
+    """One agent process: forked, or started from nothing by the command ``under``."""
 
     def __init__(
         self, name: str, folder: Path, metadata: str, environ: dict[str, str],
@@ -202,20 +204,20 @@ class Node:
             "HOLDFAST_READY_FILE": str(self._ready),
             **environ,
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | Child:
         self.folder.mkdir(exist_ok=True)
         self._ready.unlink(missing_ok=True)
-        self.log = (self.folder / "log").open("ab")
-        self.process = subprocess.Popen(
-            [*self._under, sys.executable, "-m", "holdfast_services.agent"],
-            env=self._environ,
-            stdout=self.log,
-            stderr=self.log,
-            cwd=self.folder,
-        )
-        self.log.close()
+        words, log = ("holdfast_services.agent",), self.folder / "log"
+        if not self._under:
+            self.process = SERVICES.start(*words, env=self._environ, log=log, folder=self.folder)
+            return self.process
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*self._under, sys.executable, "-m", *words],
+                env=self._environ, stdout=out, stderr=out, cwd=self.folder,
+            )  # fmt: skip
         return self.process
 
     def start(self) -> None:
@@ -237,11 +239,11 @@ class Node:
     def kill(self) -> None:
         if self.process and self.process.poll() is None:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(WAIT_S)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=WAIT_S)
+        return self.process.wait(WAIT_S)
 
     def call(self, method: str, request):
         with sync_channel(unix_target(self.socket)) as channel:

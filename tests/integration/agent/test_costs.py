@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 from tests.integration.agent.harness import Node, Trainer, open_session, until
-from tests.integration.metadata.test_process import start as start_metadata
+from tests.integration.metadata import process
 
 import holdfast
 from holdfast.core.announcements import SaveReason
@@ -36,7 +36,7 @@ COSTS = {
 def metadata(tmp_path):
     folder = tmp_path / "metadata"
     folder.mkdir()
-    running = start_metadata(folder)
+    running = process.fork(folder)
     yield running
     running.stop()
 

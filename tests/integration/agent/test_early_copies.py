@@ -41,7 +41,7 @@ class Launcher:
 
 @pytest.fixture
 def metadata(tmp_path):
-    running = process.start(tmp_path)
+    running = process.fork(tmp_path)
     yield running
     running.stop()
 

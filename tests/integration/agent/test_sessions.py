@@ -283,7 +283,7 @@ def test_a_file_system_smaller_than_the_budget_is_refused_at_start(node, shm, mo
     a = node("a")
     a.kill()
     a._environ |= {"HOLDFAST_ARENA": str(small / "arena"), "HOLDFAST_BUDGET": "256M"}
-    assert 1 == a.spawn().wait(timeout=20)
+    assert 1 == a.spawn().wait(20)
     assert "less than the budget of 256 MiB" in a.log_text()
     assert "--shm-size" in a.log_text()
 
@@ -293,7 +293,7 @@ def test_a_socket_path_too_long_is_refused_at_start(node, shm):
     a.kill()
     a._environ["HOLDFAST_AGENT"] = str(shm / ("x" * 120) / "agent.sock")
 
-    assert 1 == a.spawn().wait(timeout=20)
+    assert 1 == a.spawn().wait(20)
     assert "choose a shorter folder" in a.log_text()
 
 

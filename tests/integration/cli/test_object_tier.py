@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import contextmanager
@@ -16,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.convert import made
+from tests.integration.metadata import process
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
@@ -43,34 +41,14 @@ def _until(span_s: float, check) -> None:
 
 @contextmanager
 def metadata(folder: Path, store: str = ""):
-    """Run the service as its users do; yield the variables that lead to it and to its store."""
+    """Run the service; yield the variables that lead to it and to its store."""
     if not store:
         store = (folder / "store").as_uri()
         (folder / "store").mkdir(mode=0o700)
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")},
-        "PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT / 'services'}",
-        "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
-        "HOLDFAST_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_READY_FILE": str(folder / "ready.json"),
-        "HOLDFAST_STORE": store,
-        "HOLDFAST_QUEUE": f"sqlite:///{folder / 'queue.db'}",
-    }
-    command = [sys.executable, "-m", "holdfast_services.metadata"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        ends = time.monotonic() + START_S_MAX
-        while not (folder / "ready.json").exists():
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < ends, "not ready in time"
-            time.sleep(0.05)
-        ready = json.loads((folder / "ready.json").read_text())
-        yield {"HOLDFAST_ADDRESS": ready["address"], "HOLDFAST_STORE": store}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    queue = f"sqlite:///{folder / 'queue.db'}"
+    running = process.fork(folder, HOLDFAST_STORE=store, HOLDFAST_QUEUE=queue)
+    yield {"HOLDFAST_ADDRESS": running.channel_address, "HOLDFAST_STORE": store}
+    running.stop()
 
 
 @pytest.fixture(scope="module")

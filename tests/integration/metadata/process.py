@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+from tests.servers.services import SERVICES
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.node_view import NodeView
@@ -94,7 +95,7 @@ def environment(folder):
 
 
 def start(folder):
-    ready = folder / "ready.json"
+    """Start one from nothing."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast_services.metadata"],
@@ -102,6 +103,20 @@ def start(folder):
             stdout=log,
             stderr=log,
         )
+    return ready(process, folder)
+
+
+def fork(folder, **environ):
+    """Fork one."""
+    env = {**environment(folder), **environ}
+    log = folder / "log"
+    words = ("holdfast_services.metadata",)
+    return ready(SERVICES.start(*words, env=env, log=log, folder=folder), folder)
+
+
+def ready(process, folder):
+    """Return a service once it serves."""
+    ready = folder / "ready.json"
     ends = time.monotonic() + START_S_MAX
     while not ready.exists():
         assert process.poll() is None, (folder / "log").read_text()

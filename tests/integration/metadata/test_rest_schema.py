@@ -9,7 +9,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.integration.metadata.process import start
+from tests.integration.metadata.process import fork
 
 CHECKS = [
     not_a_server_error,
@@ -24,7 +24,7 @@ ENDLESS = "/api/v1/events"
 @pytest.fixture(scope="module")
 def service(kit, tmp_path_factory):
     """A service with a job that has a checkpoint."""
-    running = start(tmp_path_factory.mktemp("metadata"))
+    running = fork(tmp_path_factory.mktemp("metadata"))
     running.save(kit)
     yield running
     running.stop()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-from tests.integration.metadata.process import Running
+from tests.integration.metadata import process
 from tests.integration.persistence.harness import JOB, Holder, segment, until
-from tests.integration.persistence.process import ROOT, WorkerProcess
+from tests.integration.persistence.process import WorkerProcess
 from tests.said import rank_status
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -28,27 +23,8 @@ class Cluster:
 
     def __init__(self, folder, store_url, queue_url) -> None:
         self.folder = folder
-        ready = folder / "ready.json"
-        environ = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}",
-            "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
-            "HOLDFAST_LISTEN": "127.0.0.1:0",
-            "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
-            "HOLDFAST_READY_FILE": str(ready),
-            "HOLDFAST_NODE_LEASE_S": "60",
-            "HOLDFAST_STORE": store_url,
-            "HOLDFAST_QUEUE": queue_url,
-        }
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_services.metadata"],
-                env=environ, stdout=log, stderr=log, cwd=folder,
-            )  # fmt: skip
-        until(lambda: ready.exists() or process.poll() is not None, "metadata is ready")
-        assert ready.exists(), (folder / "log").read_text()
-        self.ready = json.loads(ready.read_text())
-        self.metadata = Running(process, self.ready)
+        stored = {"HOLDFAST_STORE": store_url, "HOLDFAST_QUEUE": queue_url}
+        self.metadata = process.fork(folder, **stored)
         self.nodes = [Holder(f"n{rank}", folder) for rank in range(WORLD)]
         self.held: list[list[HeldShard]] = [[] for _ in self.nodes]
         self.sequence = 0
@@ -126,7 +102,7 @@ def test_a_committed_checkpoint_becomes_durable_by_itself(
 ):
     """F85, G10: due by the rule, offered, drained by a worker killed on the way, then another."""
     cluster.register()
-    address = cluster.ready["address"]
+    address = cluster.metadata.channel_address
     first = WorkerProcess(
         tmp_path / "w1", address, store_url, queue_url,
         HOLDFAST_WORKER="w1", HOLDFAST_QUEUE_LEASE_S="1", HOLDFAST_PERSIST_RATE="1",
