@@ -69,11 +69,13 @@ $(BIN)/pip:
 $(STAMP): pyproject.toml | $(BIN)/pip
 	@echo "== setting up $(VENV) (takes the network, once)"
 	$(if $(GPU),,@test -d $(BIN)/../lib/python3*/site-packages/torch || echo "$$NO_GPU")
-	$(BIN)/python $(INSTALL) "$(TORCH)" "numpy>=1.26,<3"
-	$(BIN)/python $(INSTALL) -e ".[torch,loader,cli,services,traces,elastic,kubernetes,ray,tune,dev]"
+	$(BIN)/python $(INSTALL) --no-compile "$(TORCH)" "numpy>=1.26,<3"
+	$(BIN)/python $(INSTALL) --no-compile -e ".[torch,loader,cli,services,traces,elastic,kubernetes,ray,tune,dev]"
 	@# DeepSpeed's build needs these and the torch that is here; it compiles nothing.
-	$(BIN)/python $(INSTALL) "setuptools>=77,<90" "wheel>=0.45,<1" "ninja>=1.11,<2"
-	DS_BUILD_OPS=0 $(BIN)/python $(INSTALL) --no-build-isolation "$(TORCH)" "deepspeed>=0.19.8,<0.20"
+	$(BIN)/python $(INSTALL) --no-compile "setuptools>=77,<90" "wheel>=0.45,<1" "ninja>=1.11,<2"
+	DS_BUILD_OPS=0 $(BIN)/python $(INSTALL) --no-compile --no-build-isolation "$(TORCH)" "deepspeed>=0.19.8,<0.20"
+	@# On all cores, which pip does not; some files are for other versions of Python.
+	@$(BIN)/python -m compileall -q -j 0 $(CURDIR)/$(VENV)/lib >/dev/null || true
 	@touch $@
 
 $(PROTO_STAMP): proto/requirements.txt | $(BIN)/pip

@@ -135,7 +135,7 @@ def with_forked_services() -> None:
 
 
 def copied() -> socket.socket:
-    """Return how to tell a copy of this process to fork; it ends with this process."""
+    """Return how to tell a copy of this process to fork; it ends when that is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork() == 0:
@@ -143,7 +143,6 @@ def copied() -> socket.socket:
         os.closerange(4, 1024)  # the supervisor's news end when it closes its own
         theirs.detach()
         ours.detach()
-        die_with(parent)
         serve(socket.socket(fileno=orders), parent)
     theirs.close()
     ours.settimeout(BEGIN_S_MAX)

@@ -22,11 +22,12 @@ def status(pid: int) -> list[str]:
 
 
 def test_a_forked_service_has_the_environment_and_the_end_of_one_from_nothing(tmp_path):
-    made = {}
+    made, folders = {}, {process.start: Path.cwd(), process.fork: tmp_path}
     for make in (process.start, process.fork):
         running = make(tmp_path)
         pid = running.process.pid
         made[make] = fact(pid, "cmdline"), sorted(fact(pid, "environ")), status(pid)[2:4]
+        assert folders[make] == Path(f"/proc/{pid}/cwd").resolve()
         made[make] += (running.http.get("/healthz").json(), running.stop())
         (tmp_path / "ready.json").unlink()
 
