@@ -156,6 +156,34 @@ def test_what_no_step_was_seen_to_write_is_copied_before_it_returns(stager):
     held.go.set()
 
 
+def test_what_an_optimizer_has_and_does_not_train_is_copied_before_it_returns(stager):
+    """A frozen parameter, such as that of an average: not only steps write it."""
+    model, optimizer = trained()
+    model[0].weight.requires_grad_(False)
+    step(model, optimizer)
+    before = model[0].weight.clone()
+    held = Held(stager)
+    future = stager.stage(state_of(model, optimizer))
+    model[0].weight.zero_()
+    held.go.set()
+
+    assert torch.equal(before, future.result(60)["model"]["0.weight"])
+
+
+def test_optimizers_that_are_gone_and_states_of_any_kind_hinder_no_save(stager):
+    """What an optimizer keeps for a parameter need be no dict of tensors."""
+    model, gone = trained()
+    del gone
+    _, optimizer = trained()
+    optimizer.state[model[0].weight] = [1]
+    optimizer.state[model[0].bias] = {"n": 1}
+    step(model, torch.optim.SGD(model.parameters()))
+    gc.collect()
+    optimizer.step()
+
+    assert {"n": 1} == stager.stage({"n": 1}).result(60)
+
+
 def test_a_parameter_written_meanwhile_costs_that_save_and_later_ones_do_not_defer(stager):
     """As with a Checkpointer: what the gate cannot see is seen afterwards."""
     model, optimizer = trained()
