@@ -148,9 +148,13 @@ def test_a_disk_that_is_full_in_the_middle_costs_the_file_and_leaves_nothing(tmp
         after = outcome(saver, 3)
         state["w"].zero_()
         whole = outcome(saver, 4)
+        before = kept(folder)
+        state["w"].fill_(NAN)
+        outcome(saver, 5, slot="s2")
 
-    assert [PIECE_BYTES, PIECE_BYTES] == pieces
-    assert [] == kept(folder)
+    assert [PIECE_BYTES, PIECE_BYTES] == pieces[:2]
+    assert [] == before
+    assert ["j/step-5-attempt-1-rank-0.safetensors"] == kept(folder), "the next row has its file"
     assert [NonFiniteError, NonFiniteError] == [type(first), type(after)]
     assert whole is None
     (message,) = told
