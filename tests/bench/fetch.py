@@ -61,7 +61,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
         share_min=0.7,
     )
     yield from _engines(ours, length_bytes)
-    with running_stack(2) as stack:
+    with running_stack(2, forked=False) as stack:
         os.environ["HOLDFAST_AGENT"] = str(stack.node(0)["agent"])
         yield _replicate(stack, bare, length_bytes)
     server.terminate()

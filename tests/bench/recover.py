@@ -151,7 +151,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
     """Yield a record for a rank that is killed, and one for a node that is lost."""
     runs = 1 if quick else RUNS
     size = "tiny" if quick else "small"
-    with running_stack(RANKS + 1, HOLDFAST_NODE_LEASE_S=str(LEASE_S)) as stack:
+    with running_stack(RANKS + 1, forked=False, HOLDFAST_NODE_LEASE_S=str(LEASE_S)) as stack:
         yield _record(
             "recover/rank",
             [_turn(stack, size, nodes=RANKS) for _ in range(1 + runs)][1:],

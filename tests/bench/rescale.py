@@ -194,7 +194,7 @@ def _turns(
     """Return the phases of growth and of shrinking, of ``count`` turns."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     with running_stack(
-        nodes, "--scheduler", "--gpus", str(gpus),
+        nodes, "--scheduler", "--gpus", str(gpus), forked=False,
         HOLDFAST_POLICY="fifo", HOLDFAST_PLAN_S="1", HOLDFAST_NODE_LEASE_S="10",
     ) as stack:  # fmt: skip
         try:

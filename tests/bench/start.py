@@ -34,7 +34,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
     """Yield a record for a cold start, and one for the memory of a standby."""
     runs = 1 if quick else RUNS
     size = "tiny" if quick else "small"
-    with running_stack(1) as stack:
+    with running_stack(1, forked=False) as stack:
         turns = [[_start_s(stack, c, size) for c in (OURS, TORCHRUN)] for _ in range(1 + runs)][1:]
         ours, peer = (list(seconds) for seconds in zip(*turns, strict=True))
         yield faster(

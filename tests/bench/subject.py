@@ -183,6 +183,6 @@ class Stepping(Saving):
 @contextlib.contextmanager
 def agent(nodes: int = 1, **settings: str) -> Iterator[Stack]:
     """Run a stack; this process is on its first node."""
-    with running_stack(nodes, **settings) as stack:
+    with running_stack(nodes, forked=False, **settings) as stack:
         os.environ["HOLDFAST_AGENT"] = str(stack.node(0)["agent"])
         yield stack
